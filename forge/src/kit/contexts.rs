@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::attention::Heads;
 use super::step::Step;
-use crate::recipe::{ContextPlan, RecipeOptions, Task};
+use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Task};
 
 /// Checks the shards and the context that the options ask for against `layers` and the model's `max_positions`.
 ///
@@ -284,6 +284,18 @@ pub fn object(value: Value) -> Map<String, Value> {
     match value {
         Value::Object(map) => map,
         _ => Map::new(),
+    }
+}
+
+impl Recipe {
+    /// With graphs that run ahead of the others, once for a prompt, in a context `name` of their own. `plan.params` has
+    /// their names under the same.
+    #[must_use]
+    pub fn ahead(mut self, name: &str, precision: Precision, graphs: Vec<Graph>) -> Self {
+        let names = graphs.iter().map(|graph| graph.name().to_owned()).collect();
+        self.plan_params.insert(name.to_owned(), one_or_many(names));
+        self.contexts.insert(0, ContextPlan::new(name.to_owned(), precision, graphs).once());
+        self
     }
 }
 

@@ -195,6 +195,14 @@ impl Processor {
         }
     }
 
+    /// The same for several pointers.
+    ///
+    /// # Errors
+    /// When one has another value.
+    pub fn only_all<const N: usize>(&self, expected: [(&str, Value); N]) -> Result<()> {
+        expected.iter().try_for_each(|(pointer, value)| self.only(pointer, value))
+    }
+
     /// An error that says what the value at a pointer is and what was expected of it.
     pub fn bad(&self, pointer: &str, expected: &str) -> Error {
         let key = pointer.trim_start_matches('/').replace('/', ".");

@@ -120,7 +120,15 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// When it is not in range.
     pub fn layers_or(&self, default: usize) -> Result<usize> {
-        self.get("num_hidden_layers").map_or(Ok(default), |_| self.layers())
+        self.layers_of("num_hidden_layers", default)
+    }
+
+    /// The same under another key.
+    ///
+    /// # Errors
+    /// When it is not in range.
+    pub fn layers_of(&self, key: &str, default: usize) -> Result<usize> {
+        self.get(key).map_or(Ok(default), |_| self.bounded(key, MAX_LAYERS))
     }
 
     /// The kind of each layer, by its name under `key`; none when the key is absent or null.

@@ -32,9 +32,9 @@ use super::whisper::names;
 use crate::kit::{
     Attend, AttendInputs, Attention, CrossRows, Decoder, ENCODER_WEIGHTS, Heads, Layers,
     MatrixFile, Reader, Step, check_shape, decoder, encoder_precision, matrices, object,
-    one_or_many, prefill_rows, sized,
+    prefill_rows, sized,
 };
-use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
+use crate::recipe::{Recipe, RecipeOptions, Task};
 use crate::register_recipe;
 use crate::registry::{RecipeEntry, RecipeOption};
 
@@ -142,7 +142,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let longest = audio.frames.last().copied().map_or(1, rows_of);
     let layers = Layers::decoder(checkpoint, options, EPS);
     let model = Model { layers, config: &config, longest };
-    let Decoder { mut contexts, mut plan_params } = decoder(
+    let Decoder { contexts, plan_params } = decoder(
         options,
         count,
         &prefill_rows(options, &PREFILL)?,
@@ -151,14 +151,9 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     )?;
     let (precision, note) = encoder_precision(options);
     let of_encoder = Model { layers: Layers { precision, ..layers }, ..model };
-    let (mut graphs, mut names) = (Vec::new(), Vec::new());
-    for &frames in &audio.frames {
-        let name = sized("encoder", frames, audio.frames.len());
-        graphs.push(of_encoder.encoder(&name, frames)?);
-        names.push(name);
-    }
-    contexts.insert(0, ContextPlan::new("encoder".to_owned(), precision, graphs).once());
-    plan_params.insert("encoder".to_owned(), one_or_many(names));
+    let sized = |frames: usize| sized("encoder", frames, audio.frames.len());
+    let graph = |frames: &usize| of_encoder.encoder(&sized(*frames), *frames);
+    let graphs = audio.frames.iter().map(graph).collect::<Result<_>>()?;
     let default = languages.contains_key(DEFAULT).then_some(DEFAULT);
     let params = object(json!({
         "hidden": hidden,
@@ -190,6 +185,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     Ok(Recipe::new("canary", "canary_transcribe", contexts, plan_params)
         .embed(checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?)
         .params(params)
+        .ahead("encoder", precision, graphs)
         .notes(note.into_iter().collect())
         .tables(vec![matrices("positions", vec![table])]))
 }

@@ -17,18 +17,13 @@ use qhx_graph::builder::GraphBuilder;
 use serde_json::{Value, json};
 
 use super::fastconformer::{Audio, Defaults, EPS, FastConformer, Sizes, WINDOWS};
-use super::qwen3asr::{Text, run};
-use crate::kit::{
-    Decoder, ENCODER_WEIGHTS, Layers, Reader, check_shape, decoder, encoder_precision, one_or_many,
-    prefill_rows, sized,
-};
-use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
+use super::qwen3asr::behind_tower;
+use crate::kit::{ENCODER_WEIGHTS, Layers, Reader, encoder_precision, sized};
+use crate::recipe::{Recipe, RecipeOptions, Task};
 use crate::register_recipe;
 use crate::registry::RecipeEntry;
 
 const CLASSES: [&str; 1] = ["NeMoSpeechLMForConditionalGeneration"];
-/// Tokens that prefill graphs take by default: a short clip, and 30 s of audio in a few chunks.
-const PREFILL: [usize; 2] = [16, 128];
 /// The question that the model was trained with.
 const PROMPT: &str =
     "<|im_start|>user\nTranscribe the following: {audio}<|im_end|>\n<|im_start|>assistant\n";
@@ -47,52 +42,33 @@ fn names(name: &str) -> Vec<String> {
 }
 
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
-    let text = Text::read(checkpoint)?;
-    let Text { hidden, vocab, layers: count, .. } = text;
+    let reader = Reader::new(checkpoint);
+    let (hidden, vocab) = (reader.size("hidden_size")?, reader.size("vocab_size")?);
     let defaults = Defaults { layers: 32, mels: 128, scale_input: false };
     let sizes = Sizes::read(&Reader::part(checkpoint, "encoder_config")?, &defaults)?;
-    check_shape(options, count, text.positions)?;
     let token = audio_token(checkpoint, vocab)?;
     let checkpoint = &checkpoint.renamed(names);
     let audio = Audio::read(checkpoint, &sizes, options)?;
-    let layers = Layers::decoder(checkpoint, options, text.eps);
-    let Decoder { mut contexts, mut plan_params } = decoder(
-        options,
-        count,
-        &prefill_rows(options, &PREFILL)?,
-        |name, range, step| run(&layers, &text, name, range, step),
-        layers.lmhead(hidden, vocab, text.tied, None)?,
-    )?;
-    let (precision, note) = encoder_precision(options);
-    let (mut graphs, mut names) = (Vec::new(), Vec::new());
-    for &frames in &audio.frames {
-        let name = sized("audio", frames, audio.frames.len());
-        let layers = Layers::new(checkpoint, precision, EPS);
-        let mut b = GraphBuilder::new(&name);
+    let layers = Layers::new(checkpoint, encoder_precision(options).0, EPS);
+    let graph = |&frames: &usize| {
+        let mut b = GraphBuilder::new(sized("audio", frames, audio.frames.len()));
         let rows = FastConformer { layers, sizes: &sizes, frames }.encode(&mut b)?;
         b.scope("projection");
         let rows = layers.linear(&mut b, rows, "encoder.projection", hidden, true)?;
         b.output("rows", rows)?;
-        graphs.push(b.finish()?);
-        names.push(name);
-    }
-    contexts.insert(0, ContextPlan::new("audio".to_owned(), precision, graphs).once());
-    plan_params.insert("audio".to_owned(), one_or_many(names));
-    let mut params = text.params(options.max_ctx);
-    params.insert(
-        "audio".to_owned(),
-        json!({
-            "front_end": audio.front_end,
-            "preemphasis": audio.preemphasis,
-            "token_id": token,
-            "halvings": sizes.halvings,
-        }),
-    );
-    params.insert("transcription".to_owned(), json!({"prompt": PROMPT}));
-    Ok(Recipe::new("canary_qwen", "qwen3_asr_transcribe", contexts, plan_params)
-        .embed(checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?)
-        .params(params)
-        .notes(note.into_iter().collect()))
+        b.finish()
+    };
+    let graphs = audio.frames.iter().map(graph).collect::<Result<_>>()?;
+    let mut recipe = behind_tower("canary_qwen", graphs, checkpoint, options)?;
+    let audio = json!({
+        "front_end": audio.front_end,
+        "preemphasis": audio.preemphasis,
+        "token_id": token,
+        "halvings": sizes.halvings,
+    });
+    recipe.params.insert("audio".to_owned(), audio);
+    recipe.params.insert("transcription".to_owned(), json!({"prompt": PROMPT}));
+    Ok(recipe)
 }
 
 /// The token of a clip, `audio_locator_tag`.

@@ -1,4 +1,4 @@
-//! Recipe options that are lists of numbers.
+//! Recipe options that are numbers.
 
 use qhx_base::{Error, ErrorKind, Result};
 
@@ -25,4 +25,29 @@ pub(super) fn numbers(
     numbers.sort_unstable();
     numbers.dedup();
     Ok(Some(numbers))
+}
+
+/// The numbers of the recipe option `windows`, seconds of audio up to `most`; or `default`.
+pub(super) fn windows(
+    options: &RecipeOptions,
+    most: usize,
+    default: &[usize],
+) -> Result<Vec<usize>> {
+    Ok(numbers(options, "windows", 1..=most)?.unwrap_or_else(|| default.to_vec()))
+}
+
+/// The number of a recipe option; none where it is not set.
+pub(super) fn number(
+    options: &RecipeOptions,
+    name: &str,
+    legal: std::ops::RangeInclusive<usize>,
+) -> Result<Option<usize>> {
+    match numbers(options, name, legal)?.as_deref() {
+        None => Ok(None),
+        Some([number]) => Ok(Some(*number)),
+        Some(several) => {
+            let what = format!("recipe option {name}: {} numbers, expected one", several.len());
+            Err(Error::new(ErrorKind::Usage, what))
+        }
+    }
 }

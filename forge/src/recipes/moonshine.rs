@@ -19,25 +19,24 @@
 
 use std::ops::Range;
 
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
 use qhx_graph::graph::{Elem, Graph, TensorId};
 use qhx_graph::weight::{Storage, Weight, held};
 use serde_json::json;
 
-use super::choices::numbers;
+use super::choices::{number, windows};
 use super::whisper::names;
 use crate::kit::{
-    Attend, AttendInputs, Attention, CrossRows, Decoder, ENCODER_WEIGHTS, Heads, Layers,
-    MatrixFile, Processor, Reader, Step, check_shape, decoder, encoder_precision, filters,
-    kept_mask, matrices, object, one_or_many, prefill_rows, sized,
+    Attend, AttendInputs, Attention, CrossRows, Decoder, DecoderParams, ENCODER_WEIGHTS, Heads,
+    Layers, MatrixFile, Processor, Reader, Step, check_shape, decoder, encoder_precision, filters,
+    kept_mask, matrices, object, prefill_rows, sized,
 };
-use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
+use crate::recipe::{Recipe, RecipeOptions, Task};
 use crate::register_recipe;
 use crate::registry::{RecipeEntry, RecipeOption};
 
-const CLASSES: [&str; 1] = ["MoonshineForConditionalGeneration"];
 const WINDOWS: RecipeOption = RecipeOption {
     name: "windows",
     values: &[],
@@ -67,7 +66,7 @@ const STRIDES: [usize; 2] = [3, 2];
 const EPS: f32 = 1e-5;
 
 register_recipe!(
-    RecipeEntry::new(&CLASSES, recipe)
+    RecipeEntry::new(&["MoonshineForConditionalGeneration"], recipe)
         .tasks(&[Task::Transcribe])
         .prefill_graphs()
         .longest(longest)
@@ -124,10 +123,7 @@ impl Config {
                 heads.dim
             )));
         }
-        let layers = |part: &str| -> Result<usize> {
-            let key = format!("{part}_num_hidden_layers");
-            if reader.get(&key).is_some() { reader.bounded(&key, 256) } else { Ok(6) }
-        };
+        let layers = |part: &str| reader.layers_of(&format!("{part}_num_hidden_layers"), 6);
         Ok(Self {
             hidden,
             vocab: reader.size_or("vocab_size", 32768)?,
@@ -162,23 +158,19 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let Config { hidden, vocab, heads, rotary, theta, .. } = config;
     let count = config.layers[1];
     check_shape(options, count, Some(config.positions))?;
-    let processor = Processor::audio(checkpoint)?;
-    for (key, only) in [
+    Processor::audio(checkpoint)?.only_all([
         ("/sampling_rate", json!(RATE)),
         ("/feature_size", json!(1)),
         ("/do_normalize", json!(false)),
         ("/padding_value", json!(0.0)),
-    ] {
-        processor.only(key, &only)?;
-    }
-    let windows = numbers(options, WINDOWS.name, 1..=MAX_WINDOW)?;
-    let windows = windows.unwrap_or_else(|| DEFAULT_WINDOWS.to_vec());
+    ])?;
+    let windows = windows(options, MAX_WINDOW, &DEFAULT_WINDOWS)?;
     let rows: Vec<usize> = windows.iter().map(|seconds| rows_of(seconds * RATE)).collect();
     let longest = rows.last().copied().unwrap_or(1);
     let checkpoint = &checkpoint.renamed(names);
     let layers = Layers::decoder(checkpoint, options, EPS);
     let model = Model { layers, config: &config, longest };
-    let Decoder { mut contexts, mut plan_params } = decoder(
+    let Decoder { contexts, plan_params } = decoder(
         options,
         count,
         &prefill_rows(options, &[])?,
@@ -187,33 +179,17 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     )?;
     let (precision, note) = encoder_precision(options);
     let of_encoder = Model { layers: Layers { precision, ..layers }, ..model };
-    let (mut graphs, mut names) = (Vec::new(), Vec::new());
-    for &rows in &rows {
-        let name = sized("encoder", rows, windows.len());
-        graphs.push(of_encoder.encoder(&name, CrossRows { rows, longest })?);
-        names.push(name);
-    }
-    contexts.insert(0, ContextPlan::new("encoder".to_owned(), precision, graphs).once());
-    plan_params.insert("encoder".to_owned(), one_or_many(names));
-    let tokens = match numbers(options, RATE_OF_TOKENS.name, 1..=100)?.as_deref() {
-        None => TOKENS_PER_SECOND,
-        Some([tokens]) => *tokens as f64,
-        Some(_) => {
-            let what = format!("recipe option {}: expected one number", RATE_OF_TOKENS.name);
-            return Err(Error::new(ErrorKind::Usage, what));
-        }
+    let graph = |rows: &usize| {
+        let name = sized("encoder", *rows, windows.len());
+        of_encoder.encoder(&name, CrossRows { rows: *rows, longest })
     };
-    let params = object(json!({
-        "hidden": hidden,
-        "vocab": vocab,
-        "n_layers": count,
-        "max_ctx": options.max_ctx,
-        "n_heads": heads.query,
-        "n_kv_heads": heads.groups,
-        "head_dim": heads.dim,
-        "kv_dim": hidden,
+    let graphs = rows.iter().map(graph).collect::<Result<_>>()?;
+    let tokens = number(options, RATE_OF_TOKENS.name, 1..=100)?;
+    let tokens = tokens.map_or(TOKENS_PER_SECOND, |tokens| tokens as f64);
+    let shape = DecoderParams { hidden, vocab, layers: count, heads, rope_theta: theta };
+    let mut params = shape.map(options.max_ctx);
+    params.extend(object(json!({
         "rotary_dim": rotary,
-        "rope_theta": theta,
         "audio": {
             "token_id": config.start,
             "rate": RATE,
@@ -225,10 +201,11 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
             "eps": EPS,
         },
         "transcription": {"prompt": "{audio}", "tokens_per_second": tokens},
-    }));
+    })));
     Ok(Recipe::new("moonshine", "moonshine_transcribe", contexts, plan_params)
         .embed(checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?)
         .params(params)
+        .ahead("encoder", precision, graphs)
         .notes(note.into_iter().collect())
         .tables(vec![matrices("frames", frames(checkpoint, hidden)?)]))
 }
@@ -281,7 +258,8 @@ impl Model<'_> {
         let h = self.norm(&mut b, h, "encoder.layer_norm")?;
         for layer in 0..self.config.layers[1] {
             b.scope(format!("cross{layer}"));
-            let keys = self.layers.cross_keys(&mut b, h, &self.cross(layer))?;
+            let attention = self.attention(format!("layers.{layer}.encoder_attn"), layer);
+            let keys = self.layers.cross_keys(&mut b, h, &attention)?;
             cross.outputs(&mut b, layer, keys)?;
         }
         cross.mask_output(&mut b, kept)?;
@@ -336,16 +314,12 @@ impl Model<'_> {
     fn tables(&self, b: &mut GraphBuilder, rows: usize) -> Result<[TensorId; 2]> {
         let Config { rotary, theta, .. } = *self.config;
         let half = rotary / 2;
-        let angles = || {
-            (0..rows).flat_map(move |row| {
-                (0..half).map(move |pair| {
-                    let frequency = theta.powf(-2.0 * pair as f64 / rotary as f64) as f32;
-                    f64::from(row as f32 * frequency)
-                })
-            })
+        let angle = |at: usize| {
+            let frequency = theta.powf(-2.0 * (at % half) as f64 / rotary as f64) as f32;
+            f64::from((at / half) as f32 * frequency)
         };
         let mut table = |name: &str, of: fn(f64) -> f64| {
-            let values = angles().map(|angle| of(angle) as f32).collect();
+            let values = (0..rows * half).map(|at| of(angle(at)) as f32).collect();
             b.constant(name, Elem::Activation, &[rows, 1, half], values)
         };
         Ok([table("cos", f64::cos)?, table("sin", f64::sin)?])
@@ -366,7 +340,7 @@ impl Model<'_> {
             b.scope(format!("l{layer}_cross"));
             let keys = cross.inputs(&mut b, layer, heads)?;
             let normed = self.norm(&mut b, h, &format!("{at}.post_attention_layernorm"))?;
-            let attention = self.cross(layer);
+            let attention = self.attention(format!("{at}.encoder_attn"), layer);
             let [mixed, _] =
                 self.layers.cross_attention(&mut b, normed, &attention, keys, Some(mask))?;
             h = b.add(h, mixed)?;
@@ -405,17 +379,10 @@ impl Model<'_> {
     ) -> Result<TensorId> {
         b.scope(format!("l{layer}_attn"));
         let normed = self.norm(b, h, &format!("{at}.input_layernorm"))?;
-        let attention = Attention {
-            cached,
-            neighbours: true,
-            ..self.attention(format!("{at}.self_attn"), layer)
-        };
+        let attention = self.attention(format!("{at}.self_attn"), layer);
+        let attention = Attention { cached, neighbours: true, ..attention };
         let mixed = self.layers.attention(b, normed, &attention, attend)?;
         b.add(h, mixed)
-    }
-
-    fn cross(&self, layer: usize) -> Attention<'static> {
-        self.attention(format!("layers.{layer}.encoder_attn"), layer)
     }
 
     /// `MoonshineAttention`: the projection back has no bias.
@@ -426,10 +393,6 @@ impl Model<'_> {
 
     /// LayerNorm without a bias.
     fn norm(&self, b: &mut GraphBuilder, x: TensorId, name: &str) -> Result<TensorId> {
-        let width = b.width(x)?;
-        let weight = self.layers.checkpoint.values(&format!("{name}.weight"), &[width])?;
-        let weight = b.row("norm", weight)?;
-        let bias = b.row("norm_bias", vec![0.0; width])?;
-        b.layer_norm(x, EPS, weight, bias)
+        self.layers.layer_norm_of(b, x, name, false)
     }
 }

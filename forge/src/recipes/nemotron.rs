@@ -11,7 +11,7 @@ use qhx_graph::graph::TensorId;
 use qhx_graph::weight::held;
 use serde_json::{Map, Value, json};
 
-use super::choices::numbers;
+use super::choices::number;
 use super::fastconformer::{Audio, Defaults, EPS, Sizes, Stream};
 use super::parakeet::{Transducer, joint, predictor};
 use crate::kit::{ENCODER_WEIGHTS, Layers, Processor, Reader, encoder_precision, object};
@@ -83,14 +83,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     };
     let soon = |ahead: &usize| (ahead + 1) as f64 * row < 1.0;
     let usual = [own].into_iter().chain(LOOKAHEADS).find(soon).unwrap_or(own);
-    let ahead = match numbers(options, LOOKAHEAD.name, 0..=MAX_LOOKAHEAD)?.as_deref() {
-        None => usual,
-        Some([ahead]) => *ahead,
-        Some(several) => {
-            let what = format!("recipe option lookahead: {} numbers, expected one", several.len());
-            return Err(Error::new(ErrorKind::Usage, what));
-        }
-    };
+    let ahead = number(options, LOOKAHEAD.name, 0..=MAX_LOOKAHEAD)?.unwrap_or(usual);
     let rows = ahead + 1;
     let past = (window - 1) / rows * rows;
     if past == 0 {

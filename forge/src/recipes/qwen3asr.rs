@@ -12,8 +12,6 @@
 //! | `decode`, `prefill<P>` | as those of Llama-like models | | |
 //! | `lmhead` | `x` → `logits` | `[1, hidden]` → `[1, vocab]` | |
 
-use std::ops::Range;
-
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::Checkpoint;
 use qhx_graph::builder::GraphBuilder;
@@ -22,17 +20,16 @@ use qhx_graph::weight::{Storage, Weight, held};
 use qhx_types::MASK_VALUE;
 use serde_json::{Map, Value, json};
 
-use super::choices::numbers;
+use super::choices::windows;
+use super::llama::decoder_part;
 use crate::kit::{
-    Attend, AttendInputs, Attention, Decoder, DecoderParams, ENCODER_WEIGHTS, Heads, Layers, Mlp,
-    Processor, Reader, Step, check_shape, decoder, encoder_precision, filters, kept_mask,
-    one_or_many, prefill_rows, sized,
+    Attend, Attention, ENCODER_WEIGHTS, Heads, Layers, Processor, Reader, encoder_precision,
+    filters, kept_mask, prefill_rows, sized,
 };
-use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
+use crate::recipe::{Recipe, RecipeOptions, Task};
 use crate::register_recipe;
 use crate::registry::{RecipeEntry, RecipeOption};
 
-const CLASSES: [&str; 1] = ["Qwen3ASRForConditionalGeneration"];
 const WINDOWS: RecipeOption = RecipeOption {
     name: "windows",
     values: &[],
@@ -93,27 +90,12 @@ const LANGUAGES: [(&str, &str); 30] = [
 ];
 
 register_recipe!(
-    RecipeEntry::new(&CLASSES, recipe)
+    RecipeEntry::new(&["Qwen3ASRForConditionalGeneration"], recipe)
         .tasks(&[Task::Transcribe])
         .prefill_graphs()
         .smaller_contexts()
         .options(&[WINDOWS, ENCODER_WEIGHTS])
 );
-
-/// Fields of `text_config` that are read: Qwen3's decoder.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Text {
-    pub(super) hidden: usize,
-    pub(super) vocab: usize,
-    pub(super) layers: usize,
-    pub(super) heads: Heads,
-    inner: usize,
-    pub(super) eps: f32,
-    bias: bool,
-    pub(super) rope_theta: f64,
-    pub(super) positions: Option<usize>,
-    pub(super) tied: bool,
-}
 
 /// Fields of `audio_config` that are read.
 #[derive(Debug, Clone, Copy)]
@@ -130,36 +112,6 @@ struct Tower {
     together: usize,
 }
 
-impl Text {
-    pub(super) fn read(checkpoint: &Checkpoint) -> Result<Self> {
-        let reader = Reader::part(checkpoint, "text_config")?;
-        reader.only("hidden_act", &json!("silu"))?;
-        reader.only("use_sliding_window", &json!(false))?;
-        let hidden = reader.size_or("hidden_size", 2048)?;
-        let heads = reader.heads(hidden, Some(8), Some(128))?;
-        let layers = reader.layers_or(28)?;
-        reader.kinds("layer_types", layers, &[("full_attention", ())])?;
-        Ok(Self {
-            hidden,
-            vocab: reader.size("vocab_size")?,
-            layers,
-            heads,
-            inner: reader.size_or("intermediate_size", 6144)?,
-            eps: reader.epsilon(&["rms_norm_eps"], 1e-6)?,
-            bias: reader.flag_or("attention_bias", false)?,
-            rope_theta: reader.rope_theta(10_000.0)?,
-            positions: reader.maybe_size("max_position_embeddings")?,
-            tied: reader.tied(true)?,
-        })
-    }
-
-    /// Parameters of the manifest.
-    pub(super) fn params(&self, max_ctx: usize) -> Map<String, Value> {
-        let Self { hidden, vocab, layers, heads, rope_theta, .. } = *self;
-        DecoderParams { hidden, vocab, layers, heads, rope_theta }.map(max_ctx)
-    }
-}
-
 impl Tower {
     fn read(reader: &Reader<'_>, hidden: usize) -> Result<Self> {
         reader.only("activation_function", &json!("gelu"))?;
@@ -171,10 +123,7 @@ impl Tower {
         let heads = reader.size_or("encoder_attention_heads", 16)?;
         let half = reader.size_or("n_window", 50)?;
         let together = reader.size_or("n_window_infer", 800)?;
-        let layers = match reader.get("encoder_layers") {
-            Some(_) => reader.bounded("encoder_layers", 256)?,
-            None => 24,
-        };
+        let layers = reader.layers_of("encoder_layers", 24)?;
         let rows = halved(2 * half);
         let positions = reader.size_or("max_position_embeddings", 13)?;
         let legal = width.is_multiple_of(heads)
@@ -220,69 +169,62 @@ fn names(name: &str) -> Vec<String> {
 }
 
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
-    let text = Text::read(checkpoint)?;
-    let Text { hidden, vocab, layers: count, .. } = text;
+    let hidden = Reader::part(checkpoint, "text_config")?.size("hidden_size")?;
     let tower = Tower::read(&Reader::part(checkpoint, "audio_config")?, hidden)?;
-    let token = Reader::whole(checkpoint).size_or("audio_token_id", 151_676)?;
-    check_shape(options, count, text.positions)?;
     let transcription = transcription(checkpoint)?;
     let checkpoint = &checkpoint.renamed(names);
     let front_end = front_end(checkpoint, &tower)?;
-    let layers = Layers::decoder(checkpoint, options, text.eps);
-    let Decoder { mut contexts, mut plan_params } = decoder(
-        options,
-        count,
-        &prefill_rows(options, &PREFILL)?,
-        |name, range, step| run(&layers, &text, name, range, step),
-        layers.lmhead(hidden, vocab, text.tied, None)?,
-    )?;
-    let (precision, note) = encoder_precision(options);
-    let windows = numbers(options, WINDOWS.name, 1..=MAX_WINDOW)?;
-    let windows = windows.unwrap_or_else(|| DEFAULT_WINDOWS.to_vec());
+    let windows = windows(options, MAX_WINDOW, &DEFAULT_WINDOWS)?;
     let mut chunks: Vec<usize> =
         windows.iter().map(|s| (s * RATE / HOP).div_ceil(tower.chunk)).collect();
     chunks.dedup();
-    let (mut graphs, mut names) = (Vec::new(), Vec::new());
-    for &chunks_here in &chunks {
-        let name = sized("audio", chunks_here, chunks.len());
-        let layers = Layers::new(checkpoint, precision, EPS);
-        let audio = Audio { layers, tower, hidden, chunks: chunks_here };
-        graphs.push(audio.graph(&name)?);
-        names.push(name);
-    }
-    contexts.insert(0, ContextPlan::new("audio".to_owned(), precision, graphs).once());
-    plan_params.insert("audio".to_owned(), one_or_many(names));
-    let mut params = text.params(options.max_ctx);
-    params.insert(
-        "audio".to_owned(),
-        json!({
-            "front_end": front_end,
-            "token_id": token,
-            "chunk": tower.chunk,
-            "halvings": HALVINGS,
-            "least": least(checkpoint)?,
-        }),
-    );
-    params.insert("transcription".to_owned(), Value::Object(transcription));
-    Ok(Recipe::new("qwen3_asr", "qwen3_asr_transcribe", contexts, plan_params)
-        .embed(checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?)
-        .params(params)
-        .notes(note.into_iter().collect()))
+    let layers = Layers::new(checkpoint, encoder_precision(options).0, EPS);
+    let graph = |here: &usize| {
+        let audio = Audio { layers, tower, hidden, chunks: *here };
+        audio.graph(&sized("audio", *here, chunks.len()))
+    };
+    let graphs = chunks.iter().map(graph).collect::<Result<_>>()?;
+    let mut recipe = behind_tower("qwen3_asr", graphs, checkpoint, options)?;
+    let audio = json!({
+        "front_end": front_end,
+        "token_id": Reader::whole(checkpoint).size_or("audio_token_id", 151_676)?,
+        "chunk": tower.chunk,
+        "halvings": HALVINGS,
+        "least": least(checkpoint)?,
+    });
+    recipe.params.insert("audio".to_owned(), audio);
+    recipe.params.insert("transcription".to_owned(), Value::Object(transcription));
+    Ok(recipe)
+}
+
+/// Qwen3's decoder behind `graphs` of a tower, whose rows stand in a prompt for audio.
+pub(super) fn behind_tower(
+    family: &str,
+    graphs: Vec<Graph>,
+    checkpoint: &Checkpoint,
+    options: &RecipeOptions,
+) -> Result<Recipe> {
+    Reader::new(checkpoint).only("use_sliding_window", &json!(false))?;
+    let prefill = Some(prefill_rows(options, &PREFILL)?);
+    let decoder = decoder_part(checkpoint, &RecipeOptions { prefill, ..options.clone() })?;
+    let (precision, note) = encoder_precision(options);
+    let mut recipe = decoder.ahead("audio", precision, graphs).notes(note.into_iter().collect());
+    family.clone_into(&mut recipe.family);
+    "qwen3_asr_transcribe".clone_into(&mut recipe.host_op);
+    Ok(recipe)
 }
 
 /// `Qwen3ASRFeatureExtractor`, whose frames are centred and whose last one is left out.
 fn front_end(checkpoint: &Checkpoint, tower: &Tower) -> Result<Value> {
     let processor = Processor::audio(checkpoint)?;
-    for (key, only) in [
+    processor.only_all([
         ("/sampling_rate", json!(RATE)),
         ("/n_fft", json!(FRAME)),
         ("/hop_length", json!(HOP)),
         ("/feature_size", json!(tower.mels)),
         ("/n_window", json!(tower.chunk / 2)),
         ("/dither", json!(0.0)),
-    ] {
-        processor.only(key, &only)?;
-    }
+    ])?;
     Ok(json!({
         "rate": RATE,
         "frame": FRAME,
@@ -436,35 +378,4 @@ impl Audio<'_> {
         let windows = b.constant("windows", Elem::Activation, &[1, 1, rows, rows], values)?;
         b.binary(BinaryOp::Min, windows, kept)
     }
-}
-
-/// Tokens through the layers of `range`.
-pub(super) fn run(
-    layers: &Layers<'_>,
-    config: &Text,
-    name: &str,
-    range: Range<usize>,
-    step: Step,
-) -> Result<Graph> {
-    let last = range.end == config.layers;
-    let mut b = GraphBuilder::new(name);
-    let mut h = b.input("x", Elem::Activation, &[step.rows, config.hidden])?;
-    let attend = Attend::inputs(&mut b, &AttendInputs::of(config.heads.dim, step))?;
-    for layer in range {
-        let name = format!("layers.{layer}");
-        let attention = Attention {
-            norms: Some(["q_norm", "k_norm"]),
-            bias: [config.bias; 3],
-            out_bias: config.bias,
-            ..Attention::new(format!("{name}.self_attn"), layer, config.heads)
-        };
-        let mlp = Mlp::new(format!("{name}.mlp"), config.inner);
-        h = layers.block(&mut b, h, &name, &attention, &mlp, &attend)?;
-    }
-    if last {
-        b.scope("final");
-        h = layers.norm(&mut b, h, "norm")?;
-    }
-    b.output("y", h)?;
-    b.finish()
 }

@@ -281,16 +281,14 @@ fn padding(checkpoint: &Checkpoint, naflex: bool) -> Result<Value> {
 fn image(checkpoint: &Checkpoint, config: &Config<'_>) -> Result<Map<String, Value>> {
     let processor = Processor::image(checkpoint)?;
     let pixels = config.side * config.patch;
-    for (key, only) in [
+    processor.only_all([
         ("/do_resize", json!(true)),
         ("/do_rescale", json!(true)),
         ("/do_normalize", json!(true)),
         ("/size/height", json!(pixels)),
         ("/size/width", json!(pixels)),
         ("/patch_size", json!(config.patch)),
-    ] {
-        processor.only(key, &only)?;
-    }
+    ])?;
     let default = if config.naflex { "bilinear" } else { "bicubic" };
     let [mean, std] = processor.mean_std()?;
     let scale = processor.rescale_factor()?;

@@ -27,7 +27,7 @@ use crate::kit::{
     MatrixFile, Processor, Reader, Step, check_shape, decoder, encoder_precision, filters,
     matrices, object, prefill_rows,
 };
-use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
+use crate::recipe::{Recipe, RecipeOptions, Task};
 use crate::register_recipe;
 use crate::registry::RecipeEntry;
 
@@ -135,7 +135,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let alignment = alignment_heads(checkpoint, &config)?;
     let timed = !alignment.is_empty();
     let model = Model { layers, config: &config, alignment, aligning };
-    let Decoder { mut contexts, mut plan_params } = decoder(
+    let Decoder { contexts, plan_params } = decoder(
         options,
         count,
         &prefill,
@@ -144,9 +144,6 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     )?;
     let (precision, note) = encoder_precision(options);
     let encoder = Model { layers: Layers { precision, ..model.layers }, ..model }.encoder()?;
-    let encoder = ContextPlan::new("encoder".to_owned(), precision, vec![encoder]);
-    contexts.insert(0, encoder.once());
-    plan_params.insert("encoder".to_owned(), json!("encoder"));
     let mut params = object(json!({
         "hidden": hidden,
         "vocab": vocab,
@@ -169,6 +166,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     Ok(Recipe::new("whisper", "whisper_transcribe", contexts, plan_params)
         .embed(checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?)
         .params(params)
+        .ahead("encoder", precision, vec![encoder])
         .notes(note.into_iter().collect())
         .tables(vec![matrices(
             "positions",
@@ -179,15 +177,13 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
 /// `WhisperFeatureExtractor`, whose frames are centred and whose last one is left out.
 fn front_end(checkpoint: &Checkpoint, config: &Config) -> Result<Value> {
     let processor = Processor::audio(checkpoint)?;
-    for (key, only) in [
+    processor.only_all([
         ("/sampling_rate", json!(RATE)),
         ("/n_fft", json!(FRAME)),
         ("/hop_length", json!(HOP)),
         ("/feature_size", json!(config.mels)),
         ("/dither", json!(0.0)),
-    ] {
-        processor.only(key, &only)?;
-    }
+    ])?;
     Ok(json!({
         "rate": RATE,
         "frame": FRAME,

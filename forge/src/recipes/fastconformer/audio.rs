@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::Sizes;
 use crate::kit::Processor;
 use crate::recipe::RecipeOptions;
-use crate::recipes::choices::numbers;
+use crate::recipes::choices::windows;
 use crate::registry::RecipeOption;
 
 /// Lengths of windows.
@@ -47,13 +47,11 @@ impl Audio {
         options: &RecipeOptions,
     ) -> Result<Self> {
         let processor = Processor::audio(checkpoint)?;
-        for (key, only) in [
+        processor.only_all([
             ("/sampling_rate", json!(RATE)),
             ("/feature_size", json!(sizes.mels)),
             ("/padding_value", json!(0.0)),
-        ] {
-            processor.only(key, &only)?;
-        }
+        ])?;
         let size = |key: &str, default: usize| match processor.get(key) {
             None => Ok(default),
             Some(found) => {
@@ -75,8 +73,7 @@ impl Audio {
                 .ok_or_else(|| processor.bad("/preemphasis", "a number from 0 to below 1"))?,
         };
         let factor = 1usize << sizes.halvings;
-        let asked = numbers(options, WINDOWS.name, 1..=MAX_WINDOW)?;
-        let asked = asked.unwrap_or_else(|| DEFAULT_WINDOWS.to_vec());
+        let asked = windows(options, MAX_WINDOW, &DEFAULT_WINDOWS)?;
         let whole = |seconds: usize| (seconds * RATE).div_ceil(hop * factor).max(2) * factor;
         let mut frames: Vec<usize> = asked.into_iter().map(whole).collect();
         frames.dedup();

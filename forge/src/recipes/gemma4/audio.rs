@@ -179,15 +179,13 @@ fn mels(processor: &Processor, channels: usize) -> Result<usize> {
 /// `Gemma4AudioFeatureExtractor`, with what `processor_config.json` says of it. The class makes a frame where one
 /// sample more than its length is there, half of which lies before the clip at first.
 fn front_end(processor: &Processor, mels: usize) -> Result<Value> {
-    for (key, only) in [
+    processor.only_all([
         ("/sampling_rate", json!(RATE)),
         ("/dither", json!(0.0)),
         ("/preemphasis", json!(0.0)),
         ("/input_scale_factor", json!(1.0)),
         ("/fft_overdrive", json!(false)),
-    ] {
-        processor.only(key, &only)?;
-    }
+    ])?;
     for key in ["/per_bin_mean", "/per_bin_stddev"] {
         processor.only(key, &Value::Null)?;
     }

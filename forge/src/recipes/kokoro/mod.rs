@@ -33,7 +33,7 @@ mod voice;
 
 use serde_json::{Map, Value, json};
 
-use super::choices::numbers;
+use super::choices::windows;
 use super::vocoder::Convolutions;
 use crate::kit::{Layers, MatrixFile, matrices, object, one_or_many};
 use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Tables, Task};
@@ -125,8 +125,7 @@ fn recipe(
         let what = format!("{} shards, expected 1: no graph has layers to spread", options.shards);
         return Err(Error::new(ErrorKind::Usage, what));
     }
-    let asked = numbers(options, WINDOWS.name, 1..=MAX_WINDOW)?;
-    let seconds = asked.unwrap_or_else(|| DEFAULT_WINDOWS.to_vec());
+    let seconds = windows(options, MAX_WINDOW, &DEFAULT_WINDOWS)?;
     let frames: Vec<_> = seconds.iter().map(|s| (s * RATE).div_ceil(config.samples())).collect();
     let positions = config.albert.positions;
     let lengths = if positions > SHORT { vec![SHORT, positions] } else { vec![positions] };

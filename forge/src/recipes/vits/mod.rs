@@ -30,7 +30,7 @@ use qhx_checkpoint::Checkpoint;
 use qhx_graph::weight::held;
 use serde_json::{Map, json};
 
-use super::choices::numbers;
+use super::choices::{numbers, windows};
 use super::vocoder::Convolutions;
 use crate::kit::{Layers, MatrixFile, matrices, object, one_or_many};
 use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
@@ -80,8 +80,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         return Err(Error::new(ErrorKind::Usage, what));
     }
     let (hop, around) = (config.hop(), config.context());
-    let seconds =
-        numbers(options, WINDOWS.name, 1..=MAX_WINDOW)?.unwrap_or_else(|| DEFAULT_WINDOWS.to_vec());
+    let seconds = windows(options, MAX_WINDOW, &DEFAULT_WINDOWS)?;
     let frames: Vec<_> =
         seconds.iter().map(|s| (s * config.rate).div_ceil(hop) + 2 * around).collect();
     let lengths = numbers(options, SYMBOLS.name, 8..=MAX_SYMBOLS)?
