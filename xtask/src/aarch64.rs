@@ -34,8 +34,9 @@ const UNITS: [&str; 12] = [
     "qhx-cli",
 ];
 
-/// Unit tests that take minutes under the emulator, or limit the time of what they try: text is the same everywhere.
-const SLOW: [&str; 8] = [
+/// Unit tests that take minutes under the emulator, or limit the time of what they try: text is the same everywhere, and
+/// so are spans of speech.
+const SLOW: [&str; 9] = [
     "every_combination_draws_from_the_reference_distribution",
     "grammar::",
     "jinja::",
@@ -43,6 +44,7 @@ const SLOW: [&str; 8] = [
     "matmul_tests::",
     "stream::",
     "tokenizer::",
+    "transcriber::live::",
     "transformers::",
 ];
 
