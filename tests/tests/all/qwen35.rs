@@ -292,7 +292,7 @@ fn the_npu_takes_prompts_in_chunks() {
 
 #[tier(qnn)]
 fn htp_fp16_is_greedy_exact_for_every_target() {
-    let max = if tiny::full_matrix() { usize::MAX } else { 4 };
+    let max = if tiny::full_matrix() { usize::MAX } else { 2 };
     for (index, tiny) in TINY_MODELS.into_iter().enumerate() {
         let forms =
             [("v81", 1, (max, 1)), ("v81", 2, (2, 0)), ("v79", 1, (2, 0)), ("v75", 1, (2, 0))];
