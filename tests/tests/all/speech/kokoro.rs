@@ -223,6 +223,9 @@ fn kittens_that_are_damaged_are_refused() {
     };
     has(&made(&|folder| std::fs::remove_file(folder.join(voices)).unwrap()), &[voices]);
     has(&made(&|folder| std::fs::write(folder.join(voices), b"PK").unwrap()), &[voices, "ZIP"]);
+    // An archive of nothing.
+    let empty = [b"PK\x05\x06", &[0; 18][..]].concat();
+    has(&made(&|folder| std::fs::write(folder.join(voices), &empty).unwrap()), &["holds no voice"]);
     has(&edit("\"voices.npz\"", "\"../voices.npz\""), &["voices", "the name of a file beside it"]);
     has(&edit("-m\": 0.8", "-m\": 0.08"), &["speed_priors", "from 0.25 to 4"]);
     let bytes = std::fs::read(source.join(onnx)).unwrap();
