@@ -12,8 +12,10 @@ docs/audio.md has it, of the published ones by soxr, which nothing here has anyt
 
 The tiny checkpoints of the fixtures have drawn weights or know other words, so that only the distance of qhx from the
 reference says anything. With `--published`, Whisper tiny.en and base and Moonshine base (`published_speech.py`) are
-compared too, and both with the text that was spoken. The backend `npu` is Qualcomm's emulator (`QHX_QNN_HTP`, see
-CONTRIBUTING.md), for two short clips. The recording through a pipe has to give the words of the file in each case.
+compared too, and both with the text that was spoken. Canary-Qwen, whose reference is NeMo, is compared with
+`--only canary-qwen-tiny` where `nemo_toolkit[asr]`, `peft` and `accelerate` are installed. The backend `npu` is
+Qualcomm's emulator (`QHX_QNN_HTP`, see CONTRIBUTING.md), for two short clips. The recording through a pipe has to give
+the words of the file in each case.
 
 Exit code 1 where a word differs, unless the two best logits at the first token that differs are closer than 1e-4.
 """
@@ -256,6 +258,24 @@ class Qwen3Asr(Tiny):
         return self.tok.decode(answer), gaps(torch.stack([row[0, :vocab] for row in made.logits]))
 
 
+class CanaryQwen(Tiny):
+    """By NeMo, see `canary_qwen.py`."""
+
+    args = ["-n", "12"]
+
+    def __init__(self, checkpoint):
+        import canary_qwen
+
+        super().__init__(checkpoint)
+        self.work = tempfile.TemporaryDirectory()
+        self.by, self.model = canary_qwen, canary_qwen.loaded(checkpoint, Path(self.work.name) / "model")
+
+    def answer(self, samples):
+        limit, known = int(self.args[1]), self.tok.get_vocab_size()
+        _, _, ids, logits, _ = self.by.answer(self.model, self.checkpoint.name, samples, limit, known)
+        return self.tok.decode(ids), gaps(logits)
+
+
 class Parakeet(Tiny):
     def __init__(self, checkpoint):
         super().__init__(checkpoint)
@@ -370,6 +390,8 @@ RECOGNISERS = {
     "parakeet-unseen": Parakeet, "moonshine-tiny": Moonshine, "canary-tiny": Canary, "qwen3asr-tiny": Qwen3Asr,
     "nemotron-tiny": Nemotron, "nemotron35-tiny": Nemotron, "nemotron-unseen": Nemotron,
 }
+# Only when asked for: NeMo has to be installed.
+NEMO = {"canary-qwen-tiny": CanaryQwen}
 PUBLISHED = {"whisper-tiny.en": EnglishWhisper, "whisper-base": PublishedWhisper, "moonshine-base": PublishedMoonshine}
 
 
@@ -504,7 +526,7 @@ def wer(wrong, words):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("qhx", type=Path)
-    parser.add_argument("--only", nargs="+", choices=[*RECOGNISERS, *PUBLISHED])
+    parser.add_argument("--only", nargs="+", choices=[*RECOGNISERS, *NEMO, *PUBLISHED])
     parser.add_argument("--published", action="store_true")
     parser.add_argument("--backends", nargs="+", choices=["cpu", "npu"], default=["cpu"])
     parser.add_argument("--record", action="store_true")
@@ -522,9 +544,10 @@ def main():
             return record(args.qhx, work)
         clips = {clip[:4]: make(clip, work / "clips") for clip in CLIPS}
         fine = True
-        for name, kind in (RECOGNISERS | PUBLISHED).items():
+        for name, kind in (RECOGNISERS | NEMO | PUBLISHED).items():
             published = name in PUBLISHED
-            if name in (args.only or ()) or not args.only and (args.published or not published):
+            usual = name in RECOGNISERS or published and args.published
+            if name in (args.only or ()) or not args.only and usual:
                 fine &= compare(name, kind, clips, args, work, published)
     sys.exit(0 if fine else 1)
 
