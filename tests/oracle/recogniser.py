@@ -1,4 +1,4 @@
-"""What the scripts of recognisers that generate text from a clip have in common, beside the clips of `parakeet.py`."""
+"""Common parts of the scripts of recognisers that generate text from a clip, beside the clips of `parakeet.py`."""
 
 import argparse
 from pathlib import Path

@@ -1,5 +1,4 @@
-//! What the tests of recognisers that generate text have in common: cases of goldens, and checks that every one has to
-//! pass.
+//! Cases of goldens, and checks that every recogniser has to pass that generates text.
 
 use qhx::golden::Golden;
 use qhx::{Bundle, TranscribeOptions, Transcriber};
@@ -69,7 +68,7 @@ impl Case {
         vec![before, Part::Media(clip(&self.clip)), behind]
     }
 
-    /// What a user asks for.
+    /// Options of a user's request.
     pub(super) fn options(&self) -> TranscribeOptions {
         let mut options = TranscribeOptions::default()
             .with_language(self.language.clone())
