@@ -204,7 +204,10 @@ pub(super) fn behind_tower(
     checkpoint: &Checkpoint,
     options: &RecipeOptions,
 ) -> Result<Recipe> {
-    Reader::new(checkpoint).only("use_sliding_window", &json!(false))?;
+    // The host-op runs no other form of a decoder.
+    let reader = Reader::new(checkpoint);
+    reader.only("model_type", &json!("qwen3"))?;
+    reader.only("use_sliding_window", &json!(false))?;
     let prefill = Some(prefill_rows(options, &PREFILL)?);
     let decoder = decoder_part(checkpoint, &RecipeOptions { prefill, ..options.clone() })?;
     let (precision, note) = encoder_precision(options);
