@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
+use qhx_paths::PLUGINS;
 pub use qhx_paths::workspace;
 use qhx_plugins::{PluginOptions, Plugins};
 
@@ -43,21 +44,13 @@ pub fn build_example(package: &str, name: &str) -> PathBuf {
 ///
 /// In one command: alone, each plugin would have the kit compiled once more, with its features only.
 pub fn programs() -> Vec<PathBuf> {
-    let mut packages = vec!["qhx-cli".to_owned()];
+    let mut packages = PROGRAM.to_vec();
     let mut names = vec![format!("qhx{}", std::env::consts::EXE_SUFFIX)];
-    let mut families: Vec<_> = std::fs::read_dir(workspace())
-        .expect("the workspace can be read")
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter(|name| name.starts_with("ops-"))
-        .collect();
-    families.sort();
-    for family in families {
-        let package = format!("qhx-{family}-plugin");
+    for package in PLUGINS {
         names.push(library_name(&package.replace('-', "_")));
-        packages.push(package);
+        packages.extend(["--package", package]);
     }
-    let what: Vec<_> = packages.iter().flat_map(|package| ["--package", package]).collect();
-    let folder = run(&what);
+    let folder = run(&packages);
     names.into_iter().map(|name| folder.join(name)).collect()
 }
 

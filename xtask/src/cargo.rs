@@ -13,16 +13,6 @@ use serde_json::Value;
 /// Result of a task, whose error is a message for people.
 pub(crate) type Result<T> = std::result::Result<T, String>;
 
-/// Crates of dynamic plugins that belong beside the program.
-pub(crate) const PLUGINS: [&str; 6] = [
-    "qhx-ops-gemma4-plugin",
-    "qhx-ops-llama-plugin",
-    "qhx-ops-phimoe-plugin",
-    "qhx-ops-qwen35-plugin",
-    "qhx-ops-qwen3vl-plugin",
-    "qhx-ops-speech-plugin",
-];
-
 /// Features of the program beyond the default: host-ops linked in, Parquet files.
 pub(crate) const PROGRAM: &str = "builtin-ops,parquet";
 
@@ -125,14 +115,22 @@ struct Failures {
 }
 
 impl Failures {
-    /// Characters of a line that are kept.
-    const WIDTH: usize = 400;
+    /// Characters that are kept of each end of a long line. The message of a program that failed comes last in it.
+    const WIDTH: usize = 600;
 
     fn read(&mut self, line: &str) {
         self.within = (self.within || line == "failures:") && !line.starts_with("test result:");
         if self.within && !line.is_empty() {
             self.reports.push('\n');
-            self.reports.extend(line.chars().take(Self::WIDTH));
+            match line.char_indices().nth(2 * Self::WIDTH) {
+                Some(_) => {
+                    let end = line.char_indices().rev().nth(Self::WIDTH - 1);
+                    self.reports.extend(line.chars().take(Self::WIDTH));
+                    self.reports.push('…');
+                    self.reports.push_str(end.map_or("", |(at, _)| &line[at..]));
+                }
+                None => self.reports.push_str(line),
+            }
         }
     }
 }
@@ -278,6 +276,12 @@ mod tests {
         let mut failures = Failures::default();
         printed.lines().for_each(|line| failures.read(line));
         let expected = "\nfailures:\n---- b stdout ----\nleft: 1\nfailures:\n    b";
+        assert_eq!(failures.reports, expected);
+
+        let mut failures = Failures::default();
+        let long = format!("{}{}{}", "a".repeat(600), "é".repeat(9), "b".repeat(600));
+        ["failures:", &long].iter().for_each(|line| failures.read(line));
+        let expected = format!("\nfailures:\n{}…{}", "a".repeat(600), "b".repeat(600));
         assert_eq!(failures.reports, expected);
     }
 }

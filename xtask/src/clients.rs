@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cargo::{self, PLUGINS, Result};
+use qhx_paths::PLUGINS;
+
+use crate::cargo::{self, Result};
 use crate::python;
 
 /// Clients and frameworks of npm. Node.js 20 runs them.

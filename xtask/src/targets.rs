@@ -1,7 +1,9 @@
 //! Type-checks the runtime for the machines it is made for.
 
 use crate::aarch64;
-use crate::cargo::{self, PLUGINS, Result, cargo};
+use qhx_paths::PLUGINS;
+
+use crate::cargo::{self, Result, cargo};
 
 /// Phones, boards and laptops with a Hexagon NPU.
 const TARGETS: [&str; 3] = ["aarch64-linux-android", aarch64::TARGET, "aarch64-pc-windows-msvc"];

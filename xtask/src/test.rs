@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cargo::{self, PLUGINS, PROGRAM, Result, cargo, works};
+use qhx_paths::PLUGINS;
+
+use crate::cargo::{self, PROGRAM, Result, cargo, works};
 use crate::{aarch64, android_app, clients, kotlin, kotlinc, python, targets, windows};
 
 /// Options of a test run.

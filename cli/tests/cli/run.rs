@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use qhx_paths::{fixture, program};
+use qhx_paths::{PLUGINS, fixture, program};
 use qhx_tests::plugin_files::copy_folder;
 use qhx_tests::{files, has};
 
@@ -236,7 +236,7 @@ pub fn checkpoint() -> PathBuf {
     fixture("qwen35-tied")
 }
 
-/// Builds the plugin beside the program, unless the host-ops are linked in.
+/// Builds the plugins beside the program, unless the host-ops are linked in.
 fn plugin() {
     static BUILT: Mutex<bool> = Mutex::new(cfg!(feature = "builtin-ops"));
     let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -249,15 +249,13 @@ fn plugin() {
         // With the program: alone, plugins would have all they need compiled once more, with their features only.
         .args(["build", "--quiet", "--lib", "--bins", "--package", "qhx-cli"])
         .args(["--package", "qhx-library-examples"])
-        .args(["--package", "qhx-ops-qwen35-plugin"])
-        .args(["--package", "qhx-ops-llama-plugin", "--package", "qhx-ops-phimoe-plugin"])
-        .args(["--package", "qhx-ops-qwen3vl-plugin", "--package", "qhx-ops-gemma4-plugin"])
+        .args(PLUGINS.iter().flat_map(|plugin| ["--package", plugin]))
         .arg("--target-dir")
         .arg(profile.parent().expect("a profile lies in the target folder"))
         .current_dir(qhx_paths::workspace())
         .status()
         .expect("cargo runs");
-    assert!(status.success(), "the plugin is built");
+    assert!(status.success(), "the plugins are built");
     *built = true;
 }
 

@@ -7,6 +7,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+/// Crates of dynamic plugins that belong beside the program.
+pub const PLUGINS: [&str; 6] = [
+    "qhx-ops-gemma4-plugin",
+    "qhx-ops-llama-plugin",
+    "qhx-ops-phimoe-plugin",
+    "qhx-ops-qwen35-plugin",
+    "qhx-ops-qwen3vl-plugin",
+    "qhx-ops-speech-plugin",
+];
+
 /// The folder of the workspace: the one above the crate that cargo runs, or else above the current folder. `None`
 /// outside of a checkout.
 pub fn find_workspace() -> Option<PathBuf> {
@@ -67,6 +77,18 @@ mod tests {
             assert_eq!(above(&root.join(inside)).as_deref(), Some(root), "{inside}");
         }
         assert_eq!(above(&std::env::temp_dir()), None);
+    }
+
+    #[test]
+    fn every_folder_of_host_ops_has_its_plugin_in_the_list() {
+        let entries = std::fs::read_dir(workspace()).expect("the workspace can be read");
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let mut found: Vec<_> = names
+            .filter(|name| name.starts_with("ops-"))
+            .map(|family| format!("qhx-{family}-plugin"))
+            .collect();
+        found.sort();
+        assert_eq!(found, PLUGINS);
     }
 
     #[test]
