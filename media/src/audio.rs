@@ -1,6 +1,7 @@
 //! Decoding audio: from the packets of a file to one channel of samples at the rate that is asked for.
 
-use std::io::{ErrorKind as IoErrorKind, Seek as _};
+use std::borrow::Cow;
+use std::io::{Cursor, ErrorKind as IoErrorKind, Read, Seek as _};
 
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_types::Media;
@@ -19,7 +20,8 @@ use crate::container::{self, Edit, Findings};
 use crate::format::{Format, Kind};
 use crate::opus::{self, Opus};
 use crate::resample::Resampler;
-use crate::wave::too_many_channels;
+use crate::source::Pipe;
+use crate::wave::{self, too_many_channels};
 use crate::{AudioRules, Limits, Source, frames};
 
 /// Rates that files may have, and that may be asked for.
@@ -109,11 +111,26 @@ impl<'a> AudioReader<'a> {
     /// # Errors
     /// Errors of [`decode_audio`] that the header shows.
     pub fn open(source: &'a Source, rules: &AudioRules, limits: &Limits) -> Result<Self> {
+        Self::of(Opened::new(source, limits)?, rules, limits)
+    }
+
+    /// Reads the header of a WAV file that is still being written, from a pipe, say. `name` is that of messages.
+    ///
+    /// The audio may be of any length. A length in the header is believed where it is less than 2 GiB: beyond that
+    /// programs name one that they do not know yet.
+    ///
+    /// # Errors
+    /// Errors of [`decode_audio`] that the header shows.
+    pub fn stream(name: &str, input: impl Read + Send + 'a, rules: &AudioRules) -> Result<Self> {
+        let file = Opened::stream(name, input)?;
+        Self::of(file, rules, &Limits { seconds: u32::MAX, ..Limits::default() })
+    }
+
+    fn of(mut file: Opened<'a>, rules: &AudioRules, limits: &Limits) -> Result<Self> {
         if !RATES.contains(&rules.rate) {
             let what = format!("a rate of {} Hz is asked for, expected {RATES:?}", rules.rate);
             return Err(Error::new(ErrorKind::Usage, what));
         }
-        let mut file = Opened::new(source, limits)?;
         let decoder = file.decoder()?;
         let max = u64::from(limits.seconds) * u64::from(file.rate);
         if let Some(frames) = file.declared.filter(|&frames| frames > max) {
@@ -215,7 +232,7 @@ fn mix(interleaved: &[f32], channels: usize, mono: &mut Vec<f32>) {
 
 /// A file whose header was read.
 struct Opened<'a> {
-    source: &'a Source,
+    source: Cow<'a, Source>,
     format: Format,
     reader: Box<dyn FormatReader + 'a>,
     track: u32,
@@ -289,6 +306,55 @@ impl<'a> Opened<'a> {
             Format::Webm => Box::new(MkvReader::try_new(stream, options).map_err(broken)?),
             _ => Box::new(MpaReader::try_new(stream, options).map_err(broken)?),
         };
+        // Without a frame that counts the others, the number of an MP3 or AAC file is an estimate, and a fragmented
+        // MP4 file has 0.
+        let counted = match format {
+            Format::Mp3 => counts_frames(&head),
+            Format::Adts => false,
+            _ => true,
+        };
+        let mut file = Self::of(Cow::Borrowed(source), format, reader)?;
+        file.declared =
+            file.declared.filter(|&frames| counted && (frames, format) != (0, Format::Mp4));
+        // More than a packet is none.
+        let padding = u128::from(found.padding) * u128::from(file.rate) / 1_000_000_000;
+        let padding = usize::try_from(padding)
+            .ok()
+            .filter(|padding| *padding <= opus_pure::MAX_PACKET_SAMPLES);
+        file.padding = padding.unwrap_or(0);
+        if let Some(edit) = found.edit {
+            file.cut(edit);
+        }
+        file.check_size(bytes)?;
+        Ok(file)
+    }
+
+    /// A WAV file in a pipe, of which only the header is there.
+    fn stream(name: &str, mut input: impl Read + Send + 'a) -> Result<Self> {
+        let source = Source::Bytes { name: name.to_owned(), bytes: Vec::new() };
+        let header = wave::header(&mut input).map_err(|e| match e.kind() {
+            IoErrorKind::InvalidData => source.broken(Format::Wav.name(), e),
+            _ => Error::caused(ErrorKind::Io, &source, e),
+        })?;
+        if let Some(why) = too_many_channels(&mut Cursor::new(&header.bytes), 0) {
+            return Err(source.broken(Format::Wav.name(), why));
+        }
+        let counted = header.counted;
+        let stream = Pipe::new(Cursor::new(header.bytes).chain(input));
+        let stream = MediaSourceStream::new(Box::new(stream), Default::default());
+        let reader = WavReader::try_new(stream, FormatOptions::default())
+            .map_err(|e| unread(&source, Format::Wav, &e))?;
+        let mut file = Self::of(Cow::Owned(source), Format::Wav, Box::new(reader))?;
+        file.declared = file.declared.filter(|_| counted);
+        Ok(file)
+    }
+
+    /// The audio of a container whose header was read.
+    fn of(
+        source: Cow<'a, Source>,
+        format: Format,
+        reader: Box<dyn FormatReader + 'a>,
+    ) -> Result<Self> {
         let silent = || {
             let what = format!("the {} file has no audio track that is read", format.name());
             source.refused(what).hint(
@@ -305,38 +371,19 @@ impl<'a> Opened<'a> {
             let what = format!("its header declares {rate} samples per second, expected {RATES:?}");
             return Err(source.broken(format.name(), what));
         }
-        // Without a frame that counts the others, the number of an MP3 or AAC file is an estimate, and a fragmented
-        // MP4 file has 0.
-        let counted = match format {
-            Format::Mp3 => counts_frames(&head),
-            Format::Adts => false,
-            _ => true,
-        };
-        let declared =
-            track.num_frames.filter(|&frames| counted && (frames, format) != (0, Format::Mp4));
-        let padding = u128::from(found.padding) * u128::from(rate) / 1_000_000_000;
-        // More than a packet is none.
-        let padding = usize::try_from(padding)
-            .ok()
-            .filter(|padding| *padding <= opus_pure::MAX_PACKET_SAMPLES);
-        let mut file = Self {
+        Ok(Self {
             source,
             format,
             track: track.id,
             time_base: track.time_base,
+            declared: track.num_frames,
             reader,
             codec,
             rate,
-            declared,
             skip: 0,
-            padding: padding.unwrap_or(0),
+            padding: 0,
             end: None,
-        };
-        if let Some(edit) = found.edit {
-            file.cut(edit);
-        }
-        file.check_size(bytes)?;
-        Ok(file)
+        })
     }
 
     /// Leaves out what an edit of an MP4 file does: mostly the samples that only fill the decoder.
@@ -420,7 +467,9 @@ impl<'a> Opened<'a> {
                 Ok(None) => return Ok(None),
                 // The file is whole; only its end ends what declares no size.
                 Err(SymphoniaError::IoError(e))
-                    if self.format == Format::Webm && e.kind() == IoErrorKind::UnexpectedEof =>
+                    if e.kind() == IoErrorKind::UnexpectedEof
+                        && (self.format == Format::Webm
+                            || self.format == Format::Wav && self.declared.is_none()) =>
                 {
                     return Ok(None);
                 }
@@ -478,7 +527,7 @@ impl<'a> Opened<'a> {
     }
 
     fn broken(&self, e: &SymphoniaError) -> Error {
-        unread(self.source, self.format, e)
+        unread(&self.source, self.format, e)
     }
 
     fn too_long(&self, frames: u64, limits: &Limits) -> Error {

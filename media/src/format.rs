@@ -67,7 +67,7 @@ impl Format {
     }
 
     /// The format of a file that begins with `head`.
-    fn of(head: &[u8]) -> Option<Self> {
+    pub fn of(head: &[u8]) -> Option<Self> {
         match head {
             [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n', ..] => Some(Self::Png),
             [0xff, 0xd8, 0xff, ..] => Some(Self::Jpeg),

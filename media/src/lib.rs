@@ -6,7 +6,7 @@
 //! | [`decode_audio`] | WAV, FLAC, MP3, AAC, M4A; Opus or Vorbis in Ogg or WebM | [`Audio`]: one channel of f32 samples at the rate of the rules |
 //! | [`decode_video`] | a folder of images, an animated GIF, PNG or WebP | [`Frames`]: sampled frames and their times |
 //!
-//! [`encode_audio`] writes samples as WAV, FLAC, MP3, Opus or AAC.
+//! [`Incoming`] reads audio that another program is still writing. [`encode_audio`] writes samples as WAV, FLAC, MP3, Opus or AAC.
 //! [`speech`] finds where somebody speaks, and [`VoiceActivity`] does in audio that is still coming in.
 //!
 //! [`read`] gives any of them as a part of a prompt ([`Media`](qhx_types::Media)), and [`check`] looks at the first
@@ -26,6 +26,7 @@ mod encode;
 mod format;
 mod frames;
 mod image;
+mod incoming;
 mod jpeg;
 mod limits;
 mod opus;
@@ -42,6 +43,7 @@ mod wave;
 pub use self::audio::{Audio, AudioReader, decode_audio};
 pub use self::encode::{AUDIO_FORMATS, AudioFormat, WAV_HEADER, encode_audio, pcm16, wav_header};
 pub use self::image::{Image, decode_image};
+pub use self::incoming::Incoming;
 pub use self::limits::Limits;
 pub use self::part::{check, read};
 pub use self::source::Source;

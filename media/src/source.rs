@@ -5,6 +5,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{Cursor, Read, Seek, SeekFrom};
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use data_url::DataUrl;
 use qhx_base::{Error, ErrorKind, Result, files};
@@ -145,6 +146,50 @@ pub(crate) struct Stream<'a> {
     at: u64,
     /// Bytes that are read: all, or without the tags at the end.
     pub len: u64,
+}
+
+/// Bytes that come from elsewhere, once each.
+pub(crate) struct Pipe<R>(Mutex<R>);
+
+impl<R> Pipe<R> {
+    pub fn new(input: R) -> Self {
+        Self(Mutex::new(input))
+    }
+}
+
+/// Reads of more bytes than symphonia buffers: it takes what they give for a whole packet.
+const LARGE: usize = 32 << 10;
+
+impl<R: Read> Read for Pipe<R> {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        let input = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let mut filled = 0;
+        while filled == 0 || buf.len() > LARGE {
+            match input.read(buf.get_mut(filled..).unwrap_or_default()) {
+                Ok(0) => break,
+                Ok(count) => filled += count,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(filled)
+    }
+}
+
+impl<R> Seek for Pipe<R> {
+    fn seek(&mut self, _: SeekFrom) -> std::io::Result<u64> {
+        Err(std::io::ErrorKind::NotSeekable.into())
+    }
+}
+
+impl<R: Read + Send> MediaSource for Pipe<R> {
+    fn is_seekable(&self) -> bool {
+        false
+    }
+
+    fn byte_len(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// Bytes of an ID3v1 tag.

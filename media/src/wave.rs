@@ -1,4 +1,4 @@
-//! The one check of WAV headers that symphonia lacks.
+//! Headers of WAV files: a check that symphonia lacks, and the lengths that the writer of a pipe cannot know.
 
 use std::io::{Read, Seek, SeekFrom};
 
@@ -16,6 +16,60 @@ pub(crate) fn too_many_channels(file: &mut (impl Read + Seek), start: u64) -> Op
     let found = find(file, start).unwrap_or_default();
     file.seek(SeekFrom::Start(0)).ok()?;
     found
+}
+
+/// Bytes before the samples of a WAV file in a pipe that are read at most.
+const HEADER: u64 = 1 << 20;
+/// From here on, a number of bytes stands for one that is not known: sox writes 2 GiB less a page, arecord 2 GiB,
+/// others 4 GiB less a byte or a header.
+const UNKNOWN: u32 = (1 << 31) - (1 << 16);
+
+/// Header of a WAV file that is still being written.
+pub(crate) struct Header {
+    /// All bytes before the samples, or what there is of them. A length that is not known is `u32::MAX`, which is what
+    /// symphonia knows it by.
+    pub bytes: Vec<u8>,
+    /// True if the header declares how long the audio is.
+    pub counted: bool,
+}
+
+/// Reads the header of a WAV file up to its samples.
+///
+/// # Errors
+/// When `input` fails, or the samples do not begin within a MiB.
+pub(crate) fn header(input: &mut impl Read) -> std::io::Result<Header> {
+    let mut bytes = Vec::new();
+    // "RIFF", a length and "WAVE"; then chunks.
+    let mut more = 12;
+    loop {
+        if bytes.len() as u64 + more > HEADER {
+            let what = "its samples do not begin within a MiB";
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, what));
+        }
+        let read = input.by_ref().take(more).read_to_end(&mut bytes)?;
+        if (read as u64) < more {
+            return Ok(Header { bytes, counted: true });
+        }
+        let start = bytes.len();
+        input.by_ref().take(8).read_to_end(&mut bytes)?;
+        let Some(&[a, b, c, d, ref length @ ..]) =
+            bytes.get(start..).and_then(<[u8]>::first_chunk::<8>)
+        else {
+            return Ok(Header { bytes, counted: true });
+        };
+        let length = u32::from_le_bytes(*length);
+        if [a, b, c, d] == *b"data" {
+            // A writer that means to fill it in at the end leaves 0.
+            let counted = (1..UNKNOWN).contains(&length);
+            for at in [4, start + 4].into_iter().filter(|_| !counted) {
+                if let Some(length) = bytes.get_mut(at..at + 4) {
+                    length.fill(u8::MAX);
+                }
+            }
+            return Ok(Header { bytes, counted });
+        }
+        more = u64::from(length) + u64::from(length % 2);
+    }
 }
 
 fn find(file: &mut (impl Read + Seek), start: u64) -> std::io::Result<Option<String>> {

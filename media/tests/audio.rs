@@ -5,10 +5,11 @@
 mod common;
 
 use std::f64::consts::TAU;
+use std::io::Read;
 
 use common::{file, fixture};
 use hound::{SampleFormat, WavSpec, WavWriter};
-use qhx_media::{AudioRules, Limits, Source, decode_audio};
+use qhx_media::{AudioRules, Incoming, Limits, Source, decode_audio};
 
 fn read_at(source: &Source, rate: u32) -> Vec<f32> {
     let mut rules = AudioRules::default();
@@ -215,4 +216,107 @@ fn tags_before_the_audio_are_skipped() {
     bytes.extend(std::fs::read(fixture("tone.mp3")).unwrap());
     let tagged = Source::Bytes { name: "tagged".to_owned(), bytes };
     assert_eq!(read_at(&tagged, 16_000), read_at(&file("tone.mp3"), 16_000));
+}
+
+/// Bytes that come a few at a time.
+struct Drops<'a>(&'a [u8]);
+
+impl Read for Drops<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        let count = buf.len().min(7);
+        self.0.read(&mut buf[..count])
+    }
+}
+
+/// What comes from a pipe, decoded, or the report of its error.
+fn from_pipe(bytes: &[u8], rate: u32) -> Result<Vec<f32>, String> {
+    let mut rules = AudioRules::default();
+    rules.rate = rate;
+    let found = Incoming::open("the pipe", Drops(bytes), &rules, &Limits::default());
+    match found.map_err(|e| e.report().to_string())? {
+        Incoming::Wave(mut reader) => {
+            let mut samples = Vec::new();
+            while reader.read(&mut samples).map_err(|e| e.report().to_string())? {}
+            Ok(samples)
+        }
+        Incoming::Whole(audio) => Ok(audio.samples),
+        Incoming::Samples(mut source) => {
+            let mut bytes = Vec::new();
+            source.read_to_end(&mut bytes).unwrap();
+            Ok(bytes.chunks(2).map(|pair| f32::from(pair[0])).collect())
+        }
+    }
+}
+
+/// A file through a pipe is the file, whatever length its writer put into the header.
+#[test]
+fn a_pipe_gives_what_a_file_gives() {
+    let names = [
+        "extensible.wav",
+        "pcm_u8.wav",
+        "double.wav",
+        "ulaw.wav",
+        "tone16.flac",
+        "voice.opus",
+        "voice.m4a",
+    ];
+    for name in names {
+        let bytes = std::fs::read(fixture(name)).unwrap();
+        for rate in [16_000, 22_050] {
+            assert_eq!(from_pipe(&bytes, rate).unwrap(), read_at(&file(name), rate), "{name}");
+        }
+    }
+    let stereo: Vec<_> = (0..88_201 * 2).map(|at| (at % 321) as i16).collect();
+    // Packets of 24 channels of 64 bits are larger than what is buffered.
+    let many: Vec<_> =
+        (0..24 * 5000).flat_map(|at| (f64::from(at % 77) / 100.0).to_le_bytes()).collect();
+    let head =
+        [&b"fmt \x10\0\0\0\x03\0\x18\0\x80\x3e\0\0\0\xe0\x2e\0\xc0\0\x40\0data"[..]].concat();
+    let [riff, data] =
+        [4 + head.len() + 4 + many.len(), many.len()].map(|len| (len as u32).to_le_bytes());
+    let many = [&b"RIFF"[..], &riff, b"WAVE", &head, &data, &many].concat();
+    let many = Source::Bytes { name: "many.wav".to_owned(), bytes: many };
+    for source in [wav(44_100, 2, 16, &stereo), many] {
+        let Source::Bytes { bytes, .. } = &source else { unreachable!() };
+        let whole = read_at(&source, 16_000);
+        let data = bytes.windows(4).position(|four| four == b"data").unwrap() + 4;
+        // As ffmpeg, sox, arecord and GStreamer have it, and a file that is followed by a chunk of text.
+        for [riff, length] in
+            [[u32::MAX; 2], [0x7fff_f024, 0x7fff_f000], [0x8000_0024, 0x8000_0000], [0, 0]]
+        {
+            let mut piped = bytes.clone();
+            piped[4..8].copy_from_slice(&riff.to_le_bytes());
+            piped[data..data + 4].copy_from_slice(&length.to_le_bytes());
+            assert_eq!(from_pipe(&piped, 16_000).unwrap(), whole, "{length:#x}");
+            // Half a frame at its end is none.
+            piped.pop();
+            let short = from_pipe(&piped, 16_000).unwrap();
+            assert!(whole.len() - short.len() <= 1, "{} of {}", short.len(), whole.len());
+        }
+        let followed = [&bytes[..], b"LIST\x04\0\0\0INFO"].concat();
+        assert_eq!(from_pipe(&followed, 16_000).unwrap(), whole);
+    }
+    // No header: the first bytes are samples, too.
+    let samples: Vec<_> = (0..100).collect();
+    assert_eq!(from_pipe(&samples, 16_000).unwrap().len(), 50);
+    assert_eq!(from_pipe(b"RIFF", 16_000).unwrap(), [82.0, 70.0]);
+}
+
+#[test]
+fn broken_audio_from_a_pipe_is_named() {
+    let source = wav(16_000, 1, 16, &[0i16; 8000]);
+    let Source::Bytes { bytes, .. } = &source else { unreachable!() };
+    let error = |bytes: &[u8], what: &str| {
+        let error = from_pipe(bytes, 16_000).unwrap_err();
+        assert!(error.contains("the pipe: ") && error.contains(what), "{error}");
+    };
+    error(&bytes[..9001], "it ends in the middle of the audio");
+    error(&bytes[..30], "a broken or cut-off WAV file");
+    error(&bytes[..44], "a broken or cut-off WAV file");
+    error(&[&bytes[..12], b"LIST\xff\xff\xff\x7f", &[0; 4000]].concat(), "within a MiB");
+    error(&[&b"\x89PNG\r\n\x1a\n"[..], &[0; 40]].concat(), "an image (PNG)");
+    error(b"OggS and then nothing of the kind", "a broken or cut-off Ogg file");
+    let mut none = bytes[..44].to_vec();
+    none[40..44].fill(0);
+    error(&none, "0 samples");
 }

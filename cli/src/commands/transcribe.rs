@@ -1,7 +1,6 @@
 //! `qhx transcribe`: the words of audio.
 
 use std::ffi::OsString;
-use std::io::Read as _;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -32,7 +31,8 @@ Examples:
   qhx transcribe gemma4/v81 monday.mp3 tuesday.mp3
   qhx transcribe whisper/v81 talk.mp3 --language de --task translate
   qhx transcribe whisper/v81 film.wav --format srt > film.srt
-  arecord -q -t raw -f S16_LE -r 16000 | qhx transcribe whisper/v81 -
+  arecord -q -f S16_LE -r 16000 | qhx transcribe whisper/v81 -
+  ffmpeg -v error -i film.mkv -f wav - | qhx transcribe whisper/v81 - --format srt
   qhx transcribe whisper/v81 interview.mp3 --vad=min-silence=1000
   qhx transcribe gemma4/v81 lecture.flac --json | jq '.sounds[0].pieces[] | .start, .text'";
 
@@ -46,7 +46,8 @@ pub(crate) struct TranscribeArgs {
     /// The bundle: its folder, its manifest, or a manifest's name in its folder
     pub bundle: PathBuf,
     /// The audio: WAV, FLAC, MP3, AAC, M4A, Ogg, WebM, or data: URLs; - for standard input: a WAV file, or raw samples,
-    /// mono, signed 16 bits, at the model's rate (16 kHz), which are transcribed as they come
+    /// mono, signed 16 bits, at the model's rate (16 kHz), which are transcribed as they come; other files are read to
+    /// their end first
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<OsString>,
     /// Language that is spoken, by its code; auto for what is heard at the beginning
@@ -284,10 +285,11 @@ fn transcribe(
     };
     let transcript = match source {
         Some(source) => transcriber.transcribe_with(source, &ticket, on_event),
-        None => match standard_input(transcriber.model().media_rules().audio.rate)? {
-            Input::File(source) => transcriber.transcribe_with(&source, &ticket, on_event),
-            Input::Recording(live) => transcriber.transcribe_live(name, *live, &ticket, on_event),
-        },
+        None => {
+            let rules = transcriber.model().media_rules().audio;
+            Live::incoming(name, std::io::stdin(), &rules)
+                .and_then(|live| transcriber.transcribe_live(name, live, &ticket, on_event))
+        }
     };
     progress.end();
     if let Some(trace) = transcriber.model().trace() {
@@ -305,27 +307,6 @@ fn transcribe(
         }
     }
     Ok(transcript)
-}
-
-/// Audio on standard input.
-enum Input {
-    /// A WAV file.
-    File(Source),
-    Recording(Box<Live<'static>>),
-}
-
-/// A WAV file begins with `RIFF`; anything else is raw samples.
-fn standard_input(rate: u32) -> Result<Input> {
-    let failed = |e| Error::caused(ErrorKind::Io, "standard input", e);
-    let (mut head, mut input) = (Vec::new(), std::io::stdin().lock());
-    input.by_ref().take(4).read_to_end(&mut head).map_err(failed)?;
-    if head.starts_with(b"RIFF") {
-        input.read_to_end(&mut head).map_err(failed)?;
-        return Ok(Input::File(Source::Bytes { name: "standard input".to_owned(), bytes: head }));
-    }
-    drop(input);
-    let source = std::io::Cursor::new(head).chain(std::io::stdin());
-    Ok(Input::Recording(Box::new(Live::raw(source, rate))))
 }
 
 /// A transcript for programs.

@@ -1,6 +1,7 @@
 //! `qhx transcribe`: a tiny model of Gemma 4 that heard four sentences, and a host-op that answers `l` to whatever
 //! audio clips (`tests/plugins/multimodal`).
 
+use std::io::{BufRead as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use qhx_paths::fixture;
@@ -237,6 +238,43 @@ fn long_audio_has_the_segments_of_the_reference() {
     let first = format!("1\n00:00:00,{:03.0} --> ", plain[0].0.expect("a time") * 1e3);
     assert!(cues[0].starts_with(&first) && cues[0].ends_with(&plain[0].2), "{}", cues[0]);
     run.says(&[&plain[1].2]);
+}
+
+/// A WAV file of two channels, whose length the header does not have, is written down while it is written; a FLAC file
+/// as soon as it is there.
+#[test]
+fn files_in_a_pipe_are_those_on_disk() {
+    let folder = folder();
+    let bundle = whisper(folder.path());
+    let long = fixture("whisper-tiny").join("long.wav");
+    let transcribe = |from: &str| {
+        let run = qhx!(folder, "transcribe", bundle, "--temperature", "0", from);
+        run.args(["--format", "srt"])
+    };
+    let whole = transcribe(&long.display().to_string()).run().ok().stdout;
+    let mono = std::fs::read(&long).expect("a file").split_off(44);
+    let stereo: Vec<_> = mono.chunks(2).flat_map(|pair| [pair, pair].concat()).collect();
+    let mut piped = wav(16_000, 2, 16, &stereo);
+    piped[4..8].fill(u8::MAX);
+    piped[40..44].fill(u8::MAX);
+    let mut child = transcribe("-").start_with_streams();
+    let (mut input, said) = (child.stdin.take().unwrap(), child.stderr.take().unwrap());
+    let (beginning, end) = piped.split_at(piped.len() * 3 / 4);
+    input.write_all(beginning).unwrap();
+    let mut said = std::io::BufReader::new(said).lines().map_while(std::result::Result::ok);
+    assert!(said.any(|line| line.starts_with("standard input: ") && line.contains(" s to ")));
+    input.write_all(end).unwrap();
+    drop(input);
+    let rest = said.collect::<Vec<_>>().join("\n");
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{rest}");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), whole);
+
+    let flac = std::fs::read(fixture("media").join("tone16.flac")).expect("a file");
+    transcribe("-").stdin(flac).run().ok();
+    piped.truncate(30);
+    let cut = transcribe("-").stdin(piped).run();
+    cut.fails(9, &["error: standard input: a broken or cut-off WAV file"]);
 }
 
 /// The tokenizer of the tiny model ends with `<|notimestamps|>`, as those of 2022 and of many fine-tunes do. Ids behind

@@ -5,7 +5,9 @@ use std::io::Read;
 use std::ops::Range;
 
 use qhx_base::{Error, ErrorKind, Result};
-use qhx_media::{Audio, AudioReader, SpeechRules, VoiceActivity, VoiceChange};
+use qhx_media::{
+    Audio, AudioReader, AudioRules, Incoming, Limits, SpeechRules, VoiceActivity, VoiceChange,
+};
 
 /// Samples that are read at a time: a tenth of a second.
 const BLOCK: usize = 1600;
@@ -87,6 +89,27 @@ impl<'a> Live<'a> {
     pub fn raw(source: impl Read + Send + 'a, rate: u32) -> Self {
         let source = Some(Recording::Raw(Box::new(source)));
         Self { source, ..Self::whole(Audio { samples: Vec::new(), rate }) }
+    }
+
+    /// Audio that another program writes, while it does: a WAV file of any length, rate and number of channels;
+    /// another file, which is read to its end; or else samples as [`Live::raw`] takes them. Waits for the first bytes.
+    /// `name` is that of messages.
+    ///
+    /// # Errors
+    /// When the header is broken, or a file of another format cannot be decoded.
+    pub fn incoming(name: &str, source: impl Read + Send + 'a, rules: &AudioRules) -> Result<Self> {
+        let reader = match Incoming::open(name, source, rules, &Limits::default())? {
+            Incoming::Wave(reader) => reader,
+            Incoming::Whole(audio) => return Ok(Self::whole(audio)),
+            Incoming::Samples(source) => return Ok(Self::raw(source, rules.rate)),
+        };
+        let declared = reader.declared();
+        let source = Some(Recording::File(reader));
+        Ok(Self {
+            source,
+            declared,
+            ..Self::whole(Audio { samples: Vec::new(), rate: rules.rate })
+        })
     }
 
     pub(super) fn whole(Audio { samples, rate }: Audio) -> Self {
