@@ -17,6 +17,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+from experts import draw_gpt_oss, write_gpt_oss
+
 EVERY = 5
 TOKENIZER = pathlib.Path(__file__).parent / "../fixtures/quantised/tokenizer.json"
 SLIDES, SEES = "sliding_attention", "full_attention"
@@ -108,6 +110,14 @@ def gpt_oss(rng):
     }
 
 
+def gpt_oss_mxfp4(rng):
+    kind, found = gpt_oss(rng)
+    # Blocks have 32 inputs.
+    return kind, found | {
+        "hidden_size": rng.choice([32, 64, 96]), "intermediate_size": rng.choice([32, 64, 160]), "rope_parameters": rope(rng, ("yarn",)),
+    }
+
+
 def cosmos3(rng):
     text = sizes(rng)
     text["hidden_size"] = text["num_attention_heads"] * rng.choice([4, 6])
@@ -138,7 +148,8 @@ def gemma3n(rng):
 
 
 MODELS = {
-    make.__name__: make for make in (gemma, olmo3, exaone4, ministral3, ernie4_5, hunyuan, gpt_oss, cosmos3, gemma3n)
+    make.__name__: make
+    for make in (gemma, olmo3, exaone4, ministral3, ernie4_5, hunyuan, gpt_oss, gpt_oss_mxfp4, cosmos3, gemma3n)
 }
 
 
@@ -194,7 +205,11 @@ def produce(name, seed, out):
     config._attn_implementation = "eager"
     build = getattr(transformers, "Cosmos3EdgeForConditionalGeneration" if kind == "Cosmos3Edge" else f"{kind}ForCausalLM")
     model = build(config).float().eval()
-    draw(model, kind, seed)
+    if name == "gpt_oss_mxfp4":
+        torch.manual_seed(seed)
+        parts = draw_gpt_oss(model, True)
+    else:
+        draw(model, kind, seed)
     contexts = rng.sample([9, 24, 40, 57], 2)
     runs = []
     for ctx in contexts:
@@ -209,15 +224,18 @@ def produce(name, seed, out):
         runs.append({"ids": ids[0].tolist(), "at": at, "logits": [[round(x, 6) for x in logits[i].tolist()] for i in at]})
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    (model if name == "gpt_oss" else model.half()).save_pretrained(out)
+    if name == "gpt_oss_mxfp4":
+        write_gpt_oss(model, parts, out)
+    else:
+        (model if name == "gpt_oss" else model.half()).save_pretrained(out)
     (out / "generation_config.json").unlink(missing_ok=True)
     path = out / "config.json"
     value = json.loads(path.read_text())
-    if name != "gemma3n":
+    if name not in ("gemma3n", "gpt_oss_mxfp4"):
         # Gemma multiplies embeddings by a number that has the type of the model.
         value["dtype"] = "float32"
     # What the class makes of no `rope_scaling` is another rope.
-    if rng.random() < 0.5 and name != "gpt_oss":
+    if rng.random() < 0.5 and not name.startswith("gpt_oss"):
         old_spelling(value, rng)
     if name == "gemma3n":
         tensors = {key: p for key, p in transformers.modeling_utils.load_state_dict(out / "model.safetensors").items()}

@@ -128,9 +128,10 @@ def write_gpt_oss(model, parts, out):
     save_file({name: p.contiguous() for name, p in tensors.items()}, out / "model.safetensors", metadata={"format": "pt"})
     config = json.loads(model.config.to_json_string())
     rope = config.pop("rope_parameters")
+    length = rope["original_max_position_embeddings"]
     config |= {
         "architectures": ["GptOssForCausalLM"], "rope_theta": rope.pop("rope_theta"), "rope_scaling": rope,
-        "experts_per_token": config["num_experts_per_tok"], "initial_context_length": 24, "dtype": "bfloat16",
+        "experts_per_token": config["num_experts_per_tok"], "initial_context_length": length, "dtype": "bfloat16",
         "quantization_config": {
             "modules_to_not_convert": [
                 "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
@@ -298,4 +299,5 @@ def record(model, tok, style, ends):
     return choices.least, cases, tensors, worst
 
 
-produce(sys.argv[1], pathlib.Path(sys.argv[2]))
+if __name__ == "__main__":
+    produce(sys.argv[1], pathlib.Path(sys.argv[2]))
