@@ -12,7 +12,7 @@ use qhx_checkpoint::Checkpoint;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::kit::Reader;
+use crate::kit::{Reader, same};
 
 const LISTS: &str = include_str!("keys.json");
 /// The list for all classes that have one.
@@ -79,9 +79,6 @@ pub(crate) fn check(checkpoint: &Checkpoint, class: &str) -> Result<()> {
 }
 
 fn check_key(reader: &Reader<'_>, class: &str, key: &str, taken: &[Value]) -> Result<()> {
-    let same = |found: &Value, taken: &Value| {
-        found == taken || found.is_number() && found.as_f64() == taken.as_f64()
-    };
     let found = reader.get(key).filter(|found| !taken.iter().any(|taken| same(found, taken)));
     let Some(found) = found else { return Ok(()) };
     let taken: Vec<_> = taken.iter().map(Value::to_string).collect();

@@ -54,6 +54,7 @@ pub use matrices::{MatrixFile, matrices};
 pub(crate) use matrices::{table_bytes, write_rows};
 pub use processor::{Processor, added_tokens};
 pub use reader::Reader;
+pub(crate) use reader::same;
 pub(crate) use siglip::Blocks;
 pub use siglip::{ENCODER_WEIGHTS, Siglip, SiglipSizes, VISION_WEIGHTS, encoder_precision};
 pub use square::{Square, processor_size, tower_names};

@@ -6,6 +6,8 @@ use qhx_base::{Error, ErrorKind, Result};
 use qhx_checkpoint::{Checkpoint, read_json};
 use serde_json::Value;
 
+use super::same;
+
 /// File that `transformers` 5 saves, with an object for each part.
 const WHOLE: &str = "processor_config.json";
 /// Sizes, objects or single numbers.
@@ -109,6 +111,14 @@ impl Processor {
         for key in ["/do_resize", "/do_rescale", "/do_normalize"] {
             self.only(key, &Value::Bool(true))?;
         }
+        self.scale_of_bytes()
+    }
+
+    /// Checks that bytes are divided by 255.
+    ///
+    /// # Errors
+    /// When they are not.
+    pub fn scale_of_bytes(&self) -> Result<()> {
         if (self.rescale_factor()? * 255.0 - 1.0).abs() > 1e-6 {
             return Err(self.bad("/rescale_factor", "1/255"));
         }
@@ -190,7 +200,7 @@ impl Processor {
     /// When it is another one.
     pub fn only(&self, pointer: &str, expected: &Value) -> Result<()> {
         match self.get(pointer) {
-            Some(found) if found != expected => Err(self.bad(pointer, &expected.to_string())),
+            Some(found) if !same(found, expected) => Err(self.bad(pointer, &expected.to_string())),
             _ => Ok(()),
         }
     }

@@ -12,6 +12,11 @@ const MAX_SIZE: u64 = 1 << 24;
 /// More layers than any model has.
 const MAX_LAYERS: usize = 4096;
 
+/// True where two values are the same, 1 and 1.0 among them.
+pub(crate) fn same(a: &Value, b: &Value) -> bool {
+    a == b || a.is_number() && a.as_f64() == b.as_f64()
+}
+
 /// A part of `config.json`, the decoder's as a rule. A key may be a path, `rope_parameters.rope_theta`; a value of
 /// null counts as absent. Errors name the file, the key, what was found and what was expected.
 #[derive(Debug, Clone, Copy)]
@@ -142,7 +147,8 @@ impl<'a> Reader<'a> {
         names: &[(&str, T)],
     ) -> Result<Option<Vec<T>>> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        let list = value.as_array().map_or(&[][..], Vec::as_slice);
+        let list = value.as_array();
+        let list = list.ok_or_else(|| self.bad(key, value, "a list with a name for each layer"))?;
         if list.len() != layers {
             return Err(self.fault(format!(
                 "{key} has {} entries, expected {layers} (num_hidden_layers)",
@@ -212,7 +218,9 @@ impl<'a> Reader<'a> {
     /// When it has another one.
     pub fn only(&self, key: &str, expected: &Value) -> Result<()> {
         match self.get(key) {
-            Some(found) if found != expected => Err(self.bad(key, found, &expected.to_string())),
+            Some(found) if !same(found, expected) => {
+                Err(self.bad(key, found, &expected.to_string()))
+            }
             _ => Ok(()),
         }
     }

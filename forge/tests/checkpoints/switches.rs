@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use qhx_base::ErrorKind;
 use qhx_checkpoint::Checkpoint;
-use qhx_forge::recipe::{RecipeOptions, Task};
-use qhx_forge::registry::recipe;
+use qhx_forge::recipe::RecipeOptions;
+use qhx_forge::registry::{recipe, task};
 use serde_json::{Value, json};
 
 use super::{copy, copy_all, edit_json, recipe_options, refused, says, set_json};
@@ -73,7 +73,7 @@ fn contexts_end_where_scaling_ends() {
 }
 
 /// Keys that are checked elsewhere, have no wrong values, or count only beside others.
-const APART: [&str; 9] = [
+const APART: [&str; 12] = [
     "architectures",
     "dtype",
     "is_causal",
@@ -83,6 +83,9 @@ const APART: [&str; 9] = [
     "max_window_layers",
     "sliding_window_pattern",
     "full_attn_idxs",
+    "decoder_start_token_id",
+    "duration_predictor_filter_channels",
+    "mamba_expand",
 ];
 
 /// A checkpoint for each list, by the first of its classes.
@@ -134,6 +137,26 @@ const LISTED: &[(&str, &str)] = &[
     ("ParakeetForTDT", "parakeet-tdt-tiny"),
     ("NemotronAsrStreamingForRNNT", "nemotron-tiny"),
     ("Nemotron3_5AsrForRNNT", "nemotron35-tiny"),
+    ("ParakeetForRNNT", "parakeet-unseen"),
+    ("MoonshineForConditionalGeneration", "moonshine-tiny"),
+    ("CanaryForConditionalGeneration", "canary-tiny"),
+    ("Qwen3ASRForConditionalGeneration", "qwen3asr-tiny"),
+    ("VitsModel", "vits-tiny"),
+    ("MistralModel", "embed-mistral-tiny"),
+    ("LlamaModel", "rerank-llama-tiny"),
+    ("Ministral3BidirectionalModel", "encoders/ministral3"),
+    ("MPNetModel", "encoders/mpnet"),
+    ("DistilBertModel", "encoders/distilbert"),
+    ("NomicBertModel", "encoders/nomic"),
+    ("NewModel", "encoders/gte"),
+    ("ModernBertModel", "encoders/modernbert-reranker"),
+    ("CLIPModel", "encoders/clip"),
+    ("Cosmos3EdgeForConditionalGeneration", "drawn/cosmos3"),
+    ("Gemma3nForConditionalGeneration", "drawn/gemma3n"),
+    ("Qwen3NextForCausalLM", "hybrid/qwen3-next"),
+    ("GraniteMoeHybridForCausalLM", "hybrid/granite-moe"),
+    ("FalconH1ForCausalLM", "hybrid/falcon-norm"),
+    ("NemotronHForCausalLM", "hybrid/nemotron-moe"),
 ];
 
 /// The keys of `list` and of those that it goes with, the nearest first: how each is listed.
@@ -160,12 +183,10 @@ fn keys_are_used_refused_or_without_influence() {
     for &(class, model) in LISTED {
         let dir = copy_all(model);
         let path = dir.path().join("config.json");
-        let whole = std::fs::read(&path).unwrap();
-        let task = match class {
-            "Qwen3Model" | "XLMRobertaModel" => Task::Score,
-            _ if class.ends_with("Model") && !class.ends_with("ChatModel") => Task::Embed,
-            _ => Task::Generate,
-        };
+        let original = Checkpoint::open(dir.path()).unwrap();
+        // Without Python's Infinity, which is no JSON.
+        let whole = original.config().to_string();
+        let task = task(&original, None).unwrap();
         let size = [("image-size", "12")];
         let sized = class.contains("VLFor") && !class.starts_with("Intern");
         let choices = if sized { &size[..] } else { &[] };

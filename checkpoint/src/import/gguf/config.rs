@@ -86,7 +86,11 @@ pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Resul
             key("attention.layer_norm_rms_epsilon")
         ));
     };
-    let name = if architecture.is_lfm2() { "norm_eps" } else { "rms_norm_eps" };
+    let name = match architecture {
+        Architecture::NemotronH | Architecture::NemotronHMoe => "layer_norm_epsilon",
+        _ if architecture.is_lfm2() => "norm_eps",
+        _ => "rms_norm_eps",
+    };
     config.insert(name.to_owned(), json!(shortest(epsilon)));
     let theta = file.number(&key("rope.freq_base")).unwrap_or(10_000.0);
     config.insert("rope_theta".to_owned(), json!(shortest(theta)));

@@ -68,8 +68,14 @@ fn read(reader: &Reader<'_>, form: Form) -> Result<Model> {
     });
     let layers: Vec<_> = layers.collect();
     let mamba = super::any(&layers, Kind::has_mamba);
-    let theta = reader.get("position_embedding_type") == Some(&json!("rope"));
-    let theta = theta.then(|| reader.rope_theta(1e4)).transpose()?;
+    let key = "position_embedding_type";
+    let theta = match reader.get(key) {
+        Some(kind) if *kind == "rope" => Some(reader.rope_theta(1e4)?),
+        Some(kind) if *kind != "nope" => {
+            return Err(reader.bad(key, kind, "\"rope\", \"nope\" or null"));
+        }
+        _ => None,
+    };
     Ok(Model {
         family: "granite",
         hidden,

@@ -87,7 +87,7 @@ fn read(reader: &Reader<'_>) -> Result<Model> {
         family: "nemotron_h",
         hidden,
         vocab: reader.size("vocab_size")?,
-        eps: reader.epsilon(&["layer_norm_epsilon", "rms_norm_eps"], 1e-5)?,
+        eps: reader.epsilon(&["layer_norm_epsilon"], 1e-5)?,
         tied: reader.tied(false)?,
         max_positions: reader.maybe_size("max_position_embeddings")?,
         layers,
@@ -116,7 +116,7 @@ fn kinds(reader: &Reader<'_>, inner: Inner, shared: Inner) -> Result<Vec<Kind>> 
     let lists = ["layers_block_type", "layer_types"];
     let key = "hybrid_override_pattern";
     if let Some((list, value)) = reader.first(&lists) {
-        let count = value.as_array().map_or(0, Vec::len);
+        let count = value.as_array().map_or(0, Vec::len).max(1);
         if let Some(kinds) = reader.kinds(list, count, &names)? {
             return Ok(kinds);
         }
