@@ -227,6 +227,7 @@ fn front_end(checkpoint: &Checkpoint, tower: &Tower) -> Result<Value> {
         ("/feature_size", json!(tower.mels)),
         ("/n_window", json!(tower.chunk / 2)),
         ("/dither", json!(0.0)),
+        ("/padding_value", json!(0.0)),
     ])?;
     Ok(json!({
         "rate": RATE,

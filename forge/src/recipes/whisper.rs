@@ -183,6 +183,9 @@ fn front_end(checkpoint: &Checkpoint, config: &Config) -> Result<Value> {
         ("/hop_length", json!(HOP)),
         ("/feature_size", json!(config.mels)),
         ("/dither", json!(0.0)),
+        ("/padding_value", json!(0.0)),
+        // Two frames a position.
+        ("/chunk_length", json!((2 * config.sources * HOP) as f64 / RATE as f64)),
     ])?;
     Ok(json!({
         "rate": RATE,

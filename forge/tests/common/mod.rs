@@ -71,8 +71,8 @@ pub fn edit_json(path: &Path, edit: impl FnOnce(&mut Value)) {
 pub fn set_json(path: &Path, keys: &str, new: Value) {
     edit_json(path, |value| {
         let place = keys.split('.').fold(value, |value, key| match key.parse::<usize>() {
-            Ok(index) => &mut value[index],
-            Err(_) => &mut value[key],
+            Ok(index) if value.is_array() => &mut value[index],
+            _ => &mut value[key],
         });
         *place = new;
     });

@@ -185,13 +185,20 @@ fn front_end(processor: &Processor, mels: usize) -> Result<Value> {
         ("/preemphasis", json!(0.0)),
         ("/input_scale_factor", json!(1.0)),
         ("/fft_overdrive", json!(false)),
+        ("/padding_value", json!(0.0)),
+        ("/mel_floor", json!(0.001)),
+        ("/frame_length_ms", json!(1e3 * FRAME as f64 / RATE as f64)),
+        ("/hop_length_ms", json!(5e2 * FRAME as f64 / RATE as f64)),
     ])?;
     for key in ["/per_bin_mean", "/per_bin_stddev"] {
         processor.only(key, &Value::Null)?;
     }
     let hertz = |key: &str, default: f64| match processor.get(key) {
         None => Ok(default),
-        Some(found) => found.as_f64().ok_or_else(|| processor.bad(key, "a frequency")),
+        Some(found) => found
+            .as_f64()
+            .filter(|found| (0.0..=RATE as f64 / 2.0).contains(found))
+            .ok_or_else(|| processor.bad(key, "a frequency up to half the rate")),
     };
     Ok(json!({
         "rate": RATE,

@@ -86,7 +86,8 @@ impl Vision {
             );
         }
         let pool = reader.size_or("pooling_kernel_size", 3)?;
-        let budget = budget(checkpoint, options)?;
+        let patch = reader.size_or("patch_size", 16)?;
+        let budget = budget(checkpoint, options, patch, pool)?;
         let all = budget.saturating_mul(pool).saturating_mul(pool);
         let min = pool * pool;
         let patches = numbers(options, IMAGE_PATCHES.name, min..=all)?.unwrap_or_else(|| vec![all]);
@@ -96,7 +97,7 @@ impl Vision {
             intermediate: reader.size_or("intermediate_size", 3072)?,
             layers: reader.layers_or(16)?,
             heads,
-            patch: reader.size_or("patch_size", 16)?,
+            patch,
             pool,
             entries: reader.size_or("position_embedding_size", 10_240)?,
             theta,
@@ -230,9 +231,34 @@ const fn place(i: usize, dim: usize) -> usize {
     }
 }
 
-/// `max_soft_tokens`: the option, what the processor's configuration says, or what its class has.
-fn budget(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<usize> {
-    if let Some(numbers) = numbers(options, IMAGE_TOKENS.name, 1..=1120)? {
+/// `max_soft_tokens`: the option, what the processor's configuration says, or what its class has. What else that says
+/// has to be what the host-op does.
+fn budget(
+    checkpoint: &Checkpoint,
+    options: &RecipeOptions,
+    patch: usize,
+    pool: usize,
+) -> Result<usize> {
+    let asked = numbers(options, IMAGE_TOKENS.name, 1..=1120)?;
+    let processor = match Processor::image(checkpoint) {
+        Ok(processor) => Some(processor),
+        // Nothing else of it is needed.
+        Err(_) if asked.is_some() => None,
+        Err(e) => return Err(e),
+    };
+    if let Some(processor) = &processor {
+        processor.only_all([
+            ("/patch_size", json!(patch)),
+            ("/pooling_kernel_size", json!(pool)),
+            ("/do_resize", json!(true)),
+            ("/do_rescale", json!(true)),
+            ("/do_normalize", json!(false)),
+            // Bicubic.
+            ("/resample", json!(3)),
+        ])?;
+        processor.scale_of_bytes()?;
+    }
+    if let Some(numbers) = asked {
         return match numbers[..] {
             [budget] if BUDGETS.contains(&budget) => Ok(budget),
             _ => Err(Error::new(
@@ -244,7 +270,7 @@ fn budget(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<usize> {
             )),
         };
     }
-    let processor = Processor::image(checkpoint)?;
+    let Some(processor) = processor else { return Ok(DEFAULT_BUDGET) };
     let key = "/max_soft_tokens";
     let Some(found) = processor.get(key) else { return Ok(DEFAULT_BUDGET) };
     let budget = found.as_u64().and_then(|n| usize::try_from(n).ok());
