@@ -12,7 +12,7 @@ use qhx::{
     TranscribeOptions, Transcriber, Transcript, srt, vtt,
 };
 use qhx_base::escape::escaped;
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Result};
 use qhx_core::Manifest;
 use qhx_core::manifest::Transcription;
 use qhx_core::op::Modality;
