@@ -111,7 +111,9 @@ def draw_gpt_oss(model, packed):
             if packed:
                 codes, exponents, lines = mxfp4(lines)
                 parts[f"{name}_blocks"], parts[f"{name}_scales"] = codes, exponents
-            p.copy_(grid(lines).transpose(1, 2))
+            # Lines of one block are kept as they are.
+            kept = packed and lines.shape[-1] == 32
+            p.copy_((lines if kept else grid(lines)).transpose(1, 2))
         else:
             p.normal_(0, p.shape[-1] ** -0.5)
     return parts
