@@ -34,21 +34,13 @@ pub(crate) fn missing(
                 more => read += more,
             }
         }
-        let [sync, second, third, fourth, fifth, sixth] = header;
+        let [sync, second, ..] = header;
         if read < whole {
             // The beginning of a header, or the end.
             let begun = read > 0 && sync == 0xff && (read == 1 || begins(second));
             return Ok(if begun { (whole - read) as u64 } else { 0 });
         }
-        let length = match adts {
-            true if sync == 0xff && begins(second) => {
-                let [high, middle, low] = [fourth & 3, fifth, sixth >> 5].map(u64::from);
-                Some(high << 11 | middle << 3 | low)
-            }
-            true => None,
-            false => length([sync, second, third, fourth]),
-        };
-        let Some(length) = length else { return Ok(0) };
+        let Some(length) = length(header, adts) else { return Ok(0) };
         let mut left = length.saturating_sub(whole as u64);
         while left > 0 {
             let held = file.fill_buf()?.len();
@@ -62,8 +54,31 @@ pub(crate) fn missing(
     }
 }
 
+/// Frames one behind the other that are no coincidence.
+const ENOUGH: usize = 3;
+
+/// True if `bytes` begin with frames of MP3, or AAC if `adts`, that follow one another.
+pub(crate) fn follow_one_another(mut bytes: &[u8], adts: bool) -> bool {
+    (0..ENOUGH).all(|_| {
+        let header = bytes.first_chunk().copied();
+        let length = header.and_then(|header| length(header, adts)).unwrap_or(0);
+        bytes = usize::try_from(length).ok().and_then(|length| bytes.get(length..)).unwrap_or(&[]);
+        length > 0
+    })
+}
+
+/// Bytes of the frame with this header.
+fn length(header: [u8; 6], adts: bool) -> Option<u64> {
+    let [sync, second, third, fourth, fifth, sixth] = header;
+    if !adts {
+        return layer_iii([sync, second, third, fourth]);
+    }
+    let [high, middle, low] = [fourth & 3, fifth, sixth >> 5].map(u64::from);
+    (sync == 0xff && second & 0xf6 == 0xf0).then_some(high << 11 | middle << 3 | low)
+}
+
 /// Bytes of the frame with this header, where it is one of layer III.
-fn length([sync, version, rates, _]: [u8; 4]) -> Option<u64> {
+fn layer_iii([sync, version, rates, _]: [u8; 4]) -> Option<u64> {
     if sync != 0xff || version & 0xe6 != 0xe2 {
         return None;
     }

@@ -6,7 +6,8 @@ use std::io::{Cursor, Read};
 use qhx_base::{Error, ErrorKind, Result};
 
 use crate::format::Format;
-use crate::{Audio, AudioReader, AudioRules, Limits, Source, decode_audio};
+use crate::source::HEAD;
+use crate::{Audio, AudioReader, AudioRules, Limits, Source, decode_audio, frames};
 
 /// Audio from a pipe, by its first bytes.
 pub enum Incoming<'a> {
@@ -32,8 +33,6 @@ impl<'a> Incoming<'a> {
     /// Looks at what comes from `input`, which is `name` in messages. Waits for the first bytes, and for those of a
     /// WAV file's header.
     ///
-    /// Frames of MP3 and AAC without a tag in front of them begin as samples may, and are taken for these.
-    ///
     /// # Errors
     /// Errors of [`AudioReader::stream`] and of [`decode_audio`].
     pub fn open(
@@ -50,8 +49,17 @@ impl<'a> Incoming<'a> {
             let input = Cursor::new(head).chain(input);
             return AudioReader::stream(name, input, rules).map(|reader| Self::Wave(reader.into()));
         }
-        let ambiguous = matches!(format, None | Some(Format::Mp3 | Format::Adts));
-        if ambiguous && !head.starts_with(b"ID3") {
+        let samples = match format {
+            _ if head.starts_with(b"ID3") => false,
+            // Samples may begin as a frame does, but not as several.
+            Some(Format::Mp3 | Format::Adts) => {
+                let more = (HEAD - head.len()) as u64;
+                input.by_ref().take(more).read_to_end(&mut head).map_err(failed)?;
+                !frames::follow_one_another(&head, format == Some(Format::Adts))
+            }
+            format => format.is_none(),
+        };
+        if samples {
             return Ok(Self::Samples(Box::new(Cursor::new(head).chain(input))));
         }
         let most = limits.bytes.saturating_add(1).saturating_sub(head.len() as u64);

@@ -259,6 +259,8 @@ fn a_pipe_gives_what_a_file_gives() {
         "tone16.flac",
         "voice.opus",
         "voice.m4a",
+        "voice.aac",
+        "tone.mp3",
     ];
     for name in names {
         let bytes = std::fs::read(fixture(name)).unwrap();
@@ -299,6 +301,11 @@ fn a_pipe_gives_what_a_file_gives() {
     // No header: the first bytes are samples, too.
     let samples: Vec<_> = (0..100).collect();
     assert_eq!(from_pipe(&samples, 16_000).unwrap().len(), 50);
+    // Nor is a frame of AAC or MP3 that stands alone one.
+    for sync in [[0xff, 0xf1], [0xff, 0xfb]] {
+        let samples = [&sync[..], &samples].concat();
+        assert_eq!(from_pipe(&samples, 16_000).unwrap().len(), 51);
+    }
     assert_eq!(from_pipe(b"RIFF", 16_000).unwrap(), [82.0, 70.0]);
 }
 
