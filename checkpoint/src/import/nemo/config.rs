@@ -61,7 +61,8 @@ impl<'a> Part<'a> {
 
     fn number(&self, key: &str, default: f64) -> Read<f64> {
         let Some(found) = self.get(key) else { return Ok(default) };
-        found.as_f64().ok_or_else(|| self.bad(key, found, "a number"))
+        let number = found.as_f64().filter(|number| (*number as f32).is_finite());
+        number.ok_or_else(|| self.bad(key, found, "a number"))
     }
 
     fn flag(&self, key: &str, default: bool) -> Read<bool> {
@@ -234,7 +235,14 @@ fn features_of(part: &Part<'_>) -> Read<Value> {
     }
     let samples = |seconds: &str, number: &str, default: f64| match part.get(number) {
         Some(_) => part.size(number, None),
-        None => Ok((part.number(seconds, default)? * rate as f64) as usize),
+        None => {
+            let count = part.number(seconds, default)? * rate as f64;
+            let expected = "a time of one sample or more, and less than a second";
+            match (1.0..rate as f64).contains(&count) {
+                true => Ok(count as usize),
+                false => Err(part.bad(seconds, &json!(count / rate as f64), expected)),
+            }
+        }
     };
     let window = samples("window_size", "n_window_size", 0.02)?;
     let emphasis = match part.value.get("preemph") {
