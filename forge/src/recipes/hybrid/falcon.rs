@@ -6,8 +6,7 @@ use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use serde_json::json;
 
-use super::granite::mamba_sizes;
-use super::{Factors, Form, Inner, Kind, Model, Part};
+use super::{Factors, Form, Inner, Kind, Model, Part, mamba_sizes};
 use crate::kit::{GateNorm, Mamba2, Reader};
 use crate::recipe::{Recipe, RecipeOptions};
 use crate::register_recipe;
@@ -59,17 +58,11 @@ fn read(reader: &Reader<'_>) -> Result<Model> {
     ];
     Ok(Model {
         family: "falcon_h1",
-        hidden,
-        vocab: reader.size("vocab_size")?,
         eps: reader.epsilon(&["rms_norm_eps"], 1e-5)?,
-        tied: reader.tied(false)?,
-        max_positions: reader.maybe_size("max_position_embeddings")?,
         layers: vec![layer; reader.layers()?],
-        heads,
         rope_theta: Some(reader.rope_theta(1e4)?),
         attention_bias: reader.flag("attention_bias")?,
         mamba: Some(mamba),
-        sparse: None,
         factors: Factors {
             embeddings: number("embedding_multiplier")?,
             logits: number("lm_head_multiplier")?,
@@ -82,6 +75,7 @@ fn read(reader: &Reader<'_>) -> Result<Model> {
             ..Factors::of(heads)
         },
         norm: "final_layernorm",
+        ..Model::of(reader, heads)?
     })
 }
 

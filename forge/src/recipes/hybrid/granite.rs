@@ -4,10 +4,10 @@
 
 use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::{Factors, Form, Inner, Kind, Model, Part, Sparse};
-use crate::kit::{EXPERTS, ExpertNames, Experts, GateNorm, Mamba2, Reader};
+use super::{Factors, Form, Inner, Kind, Model, Part, Sparse, kind_names, mamba_sizes};
+use crate::kit::{EXPERTS, ExpertNames, Experts, Reader};
 use crate::recipe::{Recipe, RecipeOptions};
 use crate::register_recipe;
 use crate::registry::RecipeEntry;
@@ -69,7 +69,7 @@ fn read(reader: &Reader<'_>, form: Form) -> Result<Model> {
     let layers: Vec<_> = layers.collect();
     let mamba = super::any(&layers, Kind::has_mamba);
     let key = "position_embedding_type";
-    let theta = match reader.get(key) {
+    let rope_theta = match reader.get(key) {
         Some(kind) if *kind == "rope" => Some(reader.rope_theta(1e4)?),
         Some(kind) if *kind != "nope" => {
             return Err(reader.bad(key, kind, "\"rope\", \"nope\" or null"));
@@ -78,14 +78,9 @@ fn read(reader: &Reader<'_>, form: Form) -> Result<Model> {
     };
     Ok(Model {
         family: "granite",
-        hidden,
-        vocab: reader.size("vocab_size")?,
         eps: reader.epsilon(&["rms_norm_eps"], 1e-6)?,
-        tied: reader.tied(false)?,
-        max_positions: reader.maybe_size("max_position_embeddings")?,
         layers,
-        heads,
-        rope_theta: theta,
+        rope_theta,
         attention_bias: reader.flag("attention_bias")?,
         mamba: match mamba {
             true => Some(mamba_sizes(reader, reader.size_or("mamba_expand", 2)? * hidden)?),
@@ -104,52 +99,16 @@ fn read(reader: &Reader<'_>, form: Form) -> Result<Model> {
             scores: number("attention_multiplier")?,
             ..Factors::of(heads)
         },
-        norm: "norm",
+        ..Model::of(reader, heads)?
     })
 }
 
 fn kinds(reader: &Reader<'_>) -> Result<Vec<Kind>> {
     let count = reader.layers()?;
-    let (mamba, attention) = (Kind::Mamba("mamba"), Kind::Attention("self_attn"));
-    let names = [
-        ("mamba", mamba),
-        ("attention", attention),
-        ("linear_attention", mamba),
-        ("full_attention", attention),
-    ];
+    let mamba = Kind::Mamba("mamba");
+    let names = kind_names(mamba, Kind::Attention("self_attn"));
     let key =
         ["layer_types", "layers_block_type"].into_iter().find(|key| reader.get(key).is_some());
     let kinds = reader.kinds(key.unwrap_or("layer_types"), count, &names)?;
     Ok(kinds.unwrap_or_else(|| vec![mamba; count]))
-}
-
-/// The keys `mamba_*`, as Granite and Falcon-H1 have them, of heads that together are `inner` wide.
-pub(super) fn mamba_sizes(reader: &Reader<'_>, inner: usize) -> Result<Mamba2> {
-    let heads = reader.size_or("mamba_n_heads", 128)?;
-    let dim = match reader.get("mamba_d_head") {
-        Some(Value::String(auto)) if auto == "auto" => inner / heads,
-        _ => reader.size_or("mamba_d_head", inner / heads)?,
-    };
-    if heads * dim != inner {
-        return Err(reader.fault(format!(
-            "mamba_n_heads {heads} of mamba_d_head {dim} are {} elements, expected {inner} (mamba_d_ssm, or \
-             mamba_expand times hidden_size)",
-            heads * dim
-        )));
-    }
-    let mamba = Mamba2 {
-        heads,
-        dim,
-        groups: reader.size_or("mamba_n_groups", 1)?,
-        state: reader.size_or("mamba_d_state", 256)?,
-        kernel: reader.size_or("mamba_d_conv", 4)?,
-        conv_bias: reader.flag_or("mamba_conv_bias", true)?,
-        in_bias: reader.flag("mamba_proj_bias")?,
-        out_bias: reader.flag("mamba_proj_bias")?,
-        norm: GateNorm::After,
-        limits: Mamba2::limits(reader, "time_step_limit")?,
-        in_factor: 1.0,
-        factors: [1.0; 5],
-    };
-    mamba.check(reader)
 }

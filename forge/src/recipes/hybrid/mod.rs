@@ -29,8 +29,8 @@ use serde_json::{Value, json};
 
 use crate::kit::{
     Attend, AttendInputs, Attention, BEFORE_SQUARE, Decoder, DecoderParams, ExpertNames, Experts,
-    Heads, Layers, Mamba2, Mlp, PREFILL_ROWS, Scan, Step, check_shape, decoder, expert_decoder,
-    prefill_rows, scaled,
+    GateNorm, Heads, Layers, Mamba2, Mlp, PREFILL_ROWS, Reader, Scan, Step, check_shape, decoder,
+    expert_decoder, prefill_rows, scaled,
 };
 use crate::recipe::{Recipe, RecipeOptions};
 
@@ -55,6 +55,29 @@ struct Model {
     factors: Factors,
     /// Name of the norm behind the layers.
     norm: &'static str,
+}
+
+impl Model {
+    /// What configurations of all classes have under the same keys. Attention has neither positions nor biases, and
+    /// there are neither layers yet nor Mamba-2 or experts.
+    fn of(reader: &Reader<'_>, heads: Heads) -> Result<Self> {
+        Ok(Self {
+            family: "",
+            hidden: reader.size("hidden_size")?,
+            vocab: reader.size("vocab_size")?,
+            eps: 0.0,
+            tied: reader.tied(false)?,
+            max_positions: reader.maybe_size("max_position_embeddings")?,
+            layers: Vec::new(),
+            heads,
+            rope_theta: None,
+            attention_bias: false,
+            mamba: None,
+            sparse: None,
+            factors: Factors::of(heads),
+            norm: "norm",
+        })
+    }
 }
 
 /// Numbers that parts are multiplied by.
@@ -148,6 +171,47 @@ impl Kind {
     const fn has_mamba(self) -> bool {
         matches!(self, Self::Mamba(_) | Self::Both(_))
     }
+}
+
+/// Names of kinds in lists of layers.
+fn kind_names(mamba: Kind, attention: Kind) -> [(&'static str, Kind); 4] {
+    [
+        ("mamba", mamba),
+        ("attention", attention),
+        ("linear_attention", mamba),
+        ("full_attention", attention),
+    ]
+}
+
+/// The keys `mamba_*`, as Granite and Falcon-H1 have them, of heads that together are `inner` wide.
+fn mamba_sizes(reader: &Reader<'_>, inner: usize) -> Result<Mamba2> {
+    let heads = reader.size_or("mamba_n_heads", 128)?;
+    let dim = match reader.get("mamba_d_head") {
+        Some(Value::String(auto)) if auto == "auto" => inner / heads,
+        _ => reader.size_or("mamba_d_head", inner / heads)?,
+    };
+    if heads * dim != inner {
+        return Err(reader.fault(format!(
+            "mamba_n_heads {heads} of mamba_d_head {dim} are {} elements, expected {inner} (mamba_d_ssm, or \
+             mamba_expand times hidden_size)",
+            heads * dim
+        )));
+    }
+    let mamba = Mamba2 {
+        heads,
+        dim,
+        groups: reader.size_or("mamba_n_groups", 1)?,
+        state: reader.size_or("mamba_d_state", 256)?,
+        kernel: reader.size_or("mamba_d_conv", 4)?,
+        conv_bias: reader.flag_or("mamba_conv_bias", true)?,
+        in_bias: reader.flag("mamba_proj_bias")?,
+        out_bias: reader.flag("mamba_proj_bias")?,
+        norm: GateNorm::After,
+        limits: Mamba2::limits(reader, "time_step_limit")?,
+        in_factor: 1.0,
+        factors: [1.0; 5],
+    };
+    mamba.check(reader)
 }
 
 /// True if one of the parts is such a one.

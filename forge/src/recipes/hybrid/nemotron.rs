@@ -9,7 +9,7 @@ use qhx_base::Result;
 use qhx_checkpoint::Checkpoint;
 use serde_json::json;
 
-use super::{Factors, Form, Inner, Kind, Model, Part, Sparse};
+use super::{Form, Inner, Kind, Model, Part, Sparse, kind_names};
 use crate::kit::{EXPERTS, ExpertNames, Experts, GateNorm, Heads, Mamba2, Reader};
 use crate::recipe::{Recipe, RecipeOptions};
 use crate::register_recipe;
@@ -85,19 +85,12 @@ fn read(reader: &Reader<'_>) -> Result<Model> {
     };
     Ok(Model {
         family: "nemotron_h",
-        hidden,
-        vocab: reader.size("vocab_size")?,
         eps: reader.epsilon(&["layer_norm_epsilon"], 1e-5)?,
-        tied: reader.tied(false)?,
-        max_positions: reader.maybe_size("max_position_embeddings")?,
         layers,
-        heads,
-        rope_theta: None,
-        attention_bias: false,
         mamba: Some(mamba.check(reader)?),
         sparse: experts,
-        factors: Factors::of(heads),
         norm: "norm_f",
+        ..Model::of(reader, heads)?
     })
 }
 
@@ -105,14 +98,7 @@ fn read(reader: &Reader<'_>) -> Result<Model> {
 fn kinds(reader: &Reader<'_>, inner: Inner, shared: Inner) -> Result<Vec<Kind>> {
     let (mamba, attention, mlp) = (Kind::Mamba(MIXER), Kind::Attention(MIXER), Kind::Inner(inner));
     let moe = Kind::Experts(shared);
-    let names = [
-        ("mamba", mamba),
-        ("attention", attention),
-        ("linear_attention", mamba),
-        ("full_attention", attention),
-        ("mlp", mlp),
-        ("moe", moe),
-    ];
+    let names = [&kind_names(mamba, attention)[..], &[("mlp", mlp), ("moe", moe)]].concat();
     let lists = ["layers_block_type", "layer_types"];
     let key = "hybrid_override_pattern";
     if let Some((list, value)) = reader.first(&lists) {
@@ -124,14 +110,9 @@ fn kinds(reader: &Reader<'_>, inner: Inner, shared: Inner) -> Result<Vec<Kind>> 
     let Some(value) = reader.get(key) else {
         return Err(reader.fault(format!("{key} is missing, expected a letter for each layer")));
     };
-    let letter = |letter| match letter {
-        'M' => Some(mamba),
-        '*' => Some(attention),
-        '-' => Some(mlp),
-        'E' => Some(moe),
-        _ => None,
-    };
-    let kinds: Option<Vec<_>> = value.as_str().and_then(|all| all.chars().map(letter).collect());
+    let letters = [('M', mamba), ('*', attention), ('-', mlp), ('E', moe)];
+    let kind = |letter| letters.iter().find(|known| known.0 == letter).map(|known| known.1);
+    let kinds: Option<Vec<_>> = value.as_str().and_then(|all| all.chars().map(kind).collect());
     let kinds = kinds.ok_or_else(|| reader.bad(key, value, "letters of M, *, - and E"))?;
     let layers = reader.layers_or(kinds.len())?;
     if layers != kinds.len() {
