@@ -228,7 +228,7 @@ impl Read for Drops<'_> {
     }
 }
 
-/// What comes from a pipe, decoded, or the report of its error.
+/// Samples of a pipe, or the report of the error.
 fn from_pipe(bytes: &[u8], rate: u32) -> Result<Vec<f32>, String> {
     let mut rules = AudioRules::default();
     rules.rate = rate;

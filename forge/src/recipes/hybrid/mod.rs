@@ -58,8 +58,8 @@ struct Model {
 }
 
 impl Model {
-    /// What configurations of all classes have under the same keys. Attention has neither positions nor biases, and
-    /// there are neither layers yet nor Mamba-2 or experts.
+    /// A model with what all classes have under the same keys. Attention has neither positions nor biases, and there are
+    /// neither layers yet nor Mamba-2 or experts.
     fn of(reader: &Reader<'_>, heads: Heads) -> Result<Self> {
         Ok(Self {
             family: "",
